@@ -1,23 +1,25 @@
 """Entries, head, root and zip directory, against literals worked out by hand from their specification."""
 
 import io
+import itertools
 import json
 import struct
 import subprocess
 import sys
 import zipfile
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import reference
 from chains import UUID, Archive
 from damage import flipped
 from written import write
 
 from edcache import format, storage
-from edcache.errors import ArchiveError, CorruptArchiveError, OptionError
+from edcache.errors import CorruptArchiveError, LaterReleaseError, OptionError
 from edcache.format import ROW, Failure, Head, Header, entries
 
 NOTHING = np.zeros(0, ROW)
@@ -54,7 +56,7 @@ def test_a_header_reads_back_as_it_was(name, nbytes):
     assert (found, found.link_after) == (header, format.link_after(packed))
 
 
-def test_every_bit_and_every_byte_of_a_header_counts(monkeypatch):
+def test_every_bit_and_every_byte_of_a_header_counts():
     packed = format.pack_header(CHUNK)
     for bit in range(len(packed) * 8):
         flipped = bytearray(packed)
@@ -63,11 +65,23 @@ def test_every_bit_and_every_byte_of_a_header_counts(monkeypatch):
     assert all(format.parse_header(packed[:n]) is None for n in range(len(packed)))
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 45, 0, 0, 0, 33, 0, 0, 0, 0xFFFF, 150)
     assert format.parse_header(local.ljust(1024, b"\1")) is None
-    assert format.parse_header(format.pack_header(replace(CHUNK, kind=7))) is None
-    monkeypatch.setattr(entries, "VERSION", 4)
-    later = format.pack_header(CHUNK)
-    monkeypatch.undo()
-    assert format.parse_header(later) is None
+    assert all(
+        format.parse_header(format.pack_header(replace(CHUNK, version=older))) is None for older in range(3)
+    )
+
+
+@pytest.mark.parametrize("changes", [{"version": 4}, {"version": 0xFFFF}, {"kind": 7}, {"kind": 0xFFFF}], ids=str)
+def test_a_header_of_a_later_release_reads_and_may_say_more_behind_what_its_sum_is_of(changes):
+    header = replace(CHUNK, **changes)
+    packed = format.pack_header(header)
+    assert header.is_later
+    assert not CHUNK.is_later
+    summed = 146 + len(CHUNK.name)
+    for data in (packed, packed[:summed] + b"\xff" * (len(packed) - summed)):
+        found = format.parse_header(data)
+        assert (found, found.link_after) == (header, format.link_after(packed))
+    for bit in range(summed * 8):
+        assert format.parse_header(flipped(packed, bit >> 3, 1 << (bit & 7))) is None
 
 
 # --- the head ---
@@ -84,25 +98,29 @@ def test_the_head_fills_whole_pages_and_reads_back():
         format.pack_head(Head(UUID, fingerprint={"x": "y" * (2 << 20)}))
 
 
-def test_the_head_names_what_is_wrong_with_it(monkeypatch):
+def test_the_head_names_what_is_wrong_with_it():
     data = format.pack_head(Head(UUID))
     other = io.BytesIO()
     with zipfile.ZipFile(other, "w") as ordinary:
         ordinary.writestr("edcache.json", "{}" * 50)
-    monkeypatch.setattr(entries, "VERSION", 4)
-    later = bytearray(format.pack_head(Head(UUID)))
-    monkeypatch.undo()
+    later = format.pack_header(replace(format.parse_header(data), version=4)) + b"{}"
     changed = "the head at offset 0 fails its checksum"
     for begin, error, message in (
         (b"", CorruptArchiveError, "a.zip: not an edcache archive: .*; it is empty"),
         (b"PK\3\4" + bytes(5000), CorruptArchiveError, "does not begin with a zip entry edcache.json"),
-        (later, ArchiveError, "archive format 4, this release reads format 3; upgrade edcache"),
+        (
+            later,
+            LaterReleaseError,
+            r"a.zip: needs archive format 4 \(this release knows 3\), which a later release of edcache wrote; "
+            "upgrade edcache",
+        ),
         (data[:100] + bytes(3996), CorruptArchiveError, changed),
         (other.getvalue(), CorruptArchiveError, changed),
         (data[:-1] + b"x", CorruptArchiveError, r"the head's 3,\d+ bytes fail their crc32"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as raised:
             format.read_head(reading(begin), "a.zip")
+        assert raised.value.path == "a.zip"
 
 
 SAID = {
@@ -115,6 +133,9 @@ SAID = {
     "labels": [["a", "x"], ["b", ["x", 0]], ["c", None]],
     "claim_size": 64,
     "fingerprint": None,
+    "reads": [],
+    "writes": [],
+    "more": {},
 }
 
 
@@ -125,9 +146,40 @@ def head_that_says(said):
     return format.pack_header(Header(0, "edcache.json", UUID, *place)) + payload
 
 
-def test_a_head_says_what_its_json_says():
-    head, _ = format.read_head(reading(head_that_says(SAID)), "a.zip")
-    assert head == Head(UUID, 10, labels=(("a", "x"), ("b", ["x", 0]), ("c", None)))
+def test_a_head_says_what_its_json_says_in_whatever_order():
+    expected = Head(UUID, 10, labels=(("a", "x"), ("b", ["x", 0]), ("c", None)))
+    for said in (SAID, dict(sorted(SAID.items())), dict(reversed(SAID.items()))):
+        head, _ = format.read_head(reading(head_that_says(said)), "a.zip")
+        assert head == expected
+
+
+def test_what_may_be_ignored_of_a_head_is_and_what_a_writer_must_know_keeps_no_reader_out():
+    said = SAID | {"writes": ["ledger"], "more": {"made by": ["a later release", None]}}
+    head, _ = format.read_head(reading(head_that_says(said)), "a.zip")
+    assert (head.writes, head.more) == (("ledger",), said["more"])
+    format.check_writable([], "a.zip")
+    told = "a.zip: needs 'ledger' for writing, which a later release of edcache wrote; upgrade edcache"
+    with pytest.raises(LaterReleaseError, match=f"^{told}$") as raised:
+        format.check_writable(head.writes, "a.zip")
+    assert raised.value.path == "a.zip"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"order": [1]}, "the key 'order' of edcache.json"),
+        ({"reads": ["long records"]}, "'long records'"),
+        ({"reads": ["long records"], "order": [1], "labels": {}}, "'long records'"),
+        ({"codec": "protobuf"}, "the codec 'protobuf'"),
+    ],
+    ids=str,
+)
+def test_a_head_that_needs_what_a_later_release_knows_says_what(changes, what):
+    told = f"a.zip: the head: needs {what}, which a later release of edcache wrote; upgrade edcache"
+    with pytest.raises(LaterReleaseError, match=f"^{told}$") as raised:
+        format.read_head(reading(head_that_says(SAID | changes)), "a.zip")
+    assert raised.value.path == "a.zip"
+    assert not isinstance(raised.value, CorruptArchiveError)
 
 
 @pytest.mark.parametrize(
@@ -138,18 +190,26 @@ def test_a_head_says_what_its_json_says():
         *(
             {"claim_size": 0},
             {"claim_size": True},
-            {"codec": "json"},
+            {"codec": 3},
             {"compression": 3},
             {"fingerprint": []},
         ),
         *({"labels": [["", "x"]]}, {"labels": [["a", []]]}, {"labels": [["a", [None]]]}),
         *({"labels": [["a", 1.5]]}, {"labels": [["a", "x"], ["a", "y"]]}),
+        *({"reads": "x"}, {"reads": [1]}, {"reads": None}, {"writes": {}}, {"writes": [[]]}, {"more": []}),
     ],
     ids=str,
 )
 def test_a_head_that_no_writer_left_is_corrupt(changes):
     with pytest.raises(CorruptArchiveError, match="a.zip: the head does not read: "):
         format.read_head(reading(head_that_says(SAID | changes)), "a.zip")
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_a_head_has_every_key(key):
+    said = {name: value for name, value in SAID.items() if name != key}
+    with pytest.raises(CorruptArchiveError, match="a.zip: the head does not read: "):
+        format.read_head(reading(head_that_says(said)), "a.zip")
 
 
 # --- a walk ---
@@ -186,6 +246,7 @@ def test_a_group_ends_with_a_root_alone(kind):
     "changes",
     [
         *({"uuid": bytes(16)}, {"number": 3}, {"offset": 4096}, {"offset": 4096, "next": 8192}, {"link": 1}),
+        *({"kind": 7, "number": 3}, {"version": 4, "link": 1}, {"version": 4, "uuid": bytes(16)}),
         *({"next": 8192}, {"next": 20480}, {"next": 12289}, {"nbytes": 1 << 40}, {"nbytes": (1 << 64) - 1}),
         *({"table_nbytes": 1 << 20}, {"table_nbytes": 3905}, {"first": 2}, {"first": 9}, {"end": 1 << 63}),
         *({"end": (1 << 62) + 1}, {"kind": 0}, {"kind": format.ROOT + 1}, {"kind": format.INDEX}),
@@ -200,6 +261,56 @@ def test_a_walk_ends_before_an_entry_that_does_not_fit(changes):
     data, packed = bytes(archive.data), format.pack_header(replace(second, **changes))
     data = data[: second.offset] + packed + data[second.payload_offset :]
     assert archive.walked(data) == [[first]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"version": 4}, "version 4 of entries"),
+        ({"version": 4, "kind": 7}, "version 4 of entries"),
+        ({"kind": 7}, "the kind 7 of entries"),
+        ({"kind": 8}, "the kind 8 of entries"),
+        ({"kind": 10, "nbytes": 1 << 40, "next": 5}, "the kind 10 of entries"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_in_group", [False, True])
+def test_a_walk_raises_at_an_entry_that_a_later_release_wrote(changes, what, is_in_group):
+    archive = Archive()
+    first = archive.entry(format.INDEX, "index.rows", b"") if is_in_group else archive.chunk([0])
+    second = archive.chunk([1])
+    packed = format.pack_header(replace(second, **changes))
+    data = bytes(archive.data[: second.offset]) + packed + bytes(archive.data[second.payload_offset :])
+    walked = format.walk(reading(data), len(data), UUID, archive.first, "a.zip")
+    if not is_in_group:
+        assert next(walked) == [first]
+    told = f"a.zip: needs {what}, as chunks/00000002 at offset 8,192, which a later release of edcache wrote; "
+    with pytest.raises(LaterReleaseError, match=f"^{told}upgrade edcache$") as raised:
+        next(walked)
+    assert raised.value.path == "a.zip"
+
+
+def test_parts_count_with_the_root_of_their_group_alone():
+    archive = Archive(["y"])
+    one = archive.chunk([0], labels=pa.table({"y": [4]}))
+    alone = archive.walked()
+    parts = [archive.chunk([k], labels=pa.table({"y": [k + 4]}), kind=format.PART) for k in (1, 2)]
+    assert (archive.walked(), archive.chain().chunks) == (alone, [one])
+    rows = [format.read_table(archive.pread, header, "a.zip").rows for header in archive.headers]
+    order = np.concatenate([rows[2], rows[0]])
+    root = archive.seal(order, ["a"], pa.table({"y": [6, 4]}), is_reordered=True)
+    assert archive.walked() == [*alone, archive.headers[1:]]
+    chain = archive.chain()
+    assert (chain.chunks, chain.behind, chain.root, chain.sealed) == ([one, *parts], [], root, True)
+    assert (chain.end_index, root.chunks) == (2, 3)
+
+
+def test_a_chunk_does_not_come_between_the_parts_of_a_group_and_its_root():
+    archive = Archive()
+    archive.chunk([0], kind=format.PART)
+    archive.chunk([1])
+    archive.entry(format.ROOT, "root.json", b"")
+    assert archive.walked() == []
 
 
 def test_a_stale_entry_does_not_come_back_after_a_cut_and_a_new_append():
@@ -217,9 +328,10 @@ def test_entries_behind_damage_are_found_unless_they_are_of_another_archive():
     first, second, third = archive.chunk([0]), archive.chunk([1]), archive.chunk([2])
     data = flipped(archive.data, first.offset)
     data += format.pack_header(replace(third, uuid=bytes(16), offset=len(data))).ljust(4096, b"\0")
-    data += format.pack_header(third)  # a record may hold one: it says another offset
-    found = entries.later_headers(reading(data), lambda at: at, 5, len(data), UUID)
-    assert list(found) == [second, third]
+    data += format.pack_header(third)  # it has moved, or a record holds it: its place is not its offset
+    found = format.later_headers(reading(data), lambda at: at, 5, len(data), UUID)
+    places = second.offset, third.offset, len(data) - len(format.pack_header(third))
+    assert list(found) == list(zip(places, (second, third, third), strict=True))
 
 
 # --- root and directory ---
@@ -267,23 +379,115 @@ def test_a_root_reads_back_from_the_end_of_a_file(changes):
         *(
             {"fingerprint": []},
             {"failures": [[0, 1, "", "", ""]]},
-            {"labels": {"y": [0, 1, 2]}},
+            {"labels": {"y": [0]}},
+            {"labels": {"y": [0, 1, "int64", False]}},
             {"head": {}},
         ),
-        *({"labels": {"y": [0, 1, 2, "blob", True]}}, {"labels": []}, {"more": 1}),
+        *({"labels": {"y": [1 << 40, 1, 2, "int64", True]}}, {"labels": []}, {"more": 1}, {"more": None}),
+        *({"keys": [0, 1, 2]}, {"keys": [0, 1, 2, -1]}, {"keys": [1 << 40, 1, 2, 0]}, {"keys": 5}),
+        *({"is_synced": 1}, {"is_synced": None}, {"is_reordered": 0}, {"reads": "x"}, {"writes": [5]}),
     ],
     ids=str,
 )
 def test_a_root_that_no_writer_left_is_refused(changes):
-    archive, root = sealed()
-    said = json.loads(format.pack_root(root)) | changes
-    payload = json.dumps(said).encode()
-    data, place = bytes(archive.data), len(archive.data)
-    comment = b"edcache 3 root.json %016x %016x %08x" % (place, len(payload), zlib.crc32(payload))
-    end = data[-format.END_NBYTES :][:22] + comment
-    data += payload + end
+    said = json.loads(format.pack_root(sealed()[1])) | changes
     with pytest.raises(CorruptArchiveError, match="a.zip: root.json does not read: "):
-        format.read_root(reading(data), len(data), "a.zip")
+        root_that_says(said)
+
+
+def root_that_says(said):
+    """Read a root whose checksum is right, whatever it says."""
+    data, payload = bytes(sealed()[0].data), json.dumps(said).encode()
+    comment = b"edcache 3 root.json %016x %016x %08x" % (len(data), len(payload), zlib.crc32(payload))
+    data += payload + data[-format.END_NBYTES :][:22] + comment
+    root, _ = format.read_root(reading(data), len(data), "a.zip")
+    return root
+
+
+@pytest.mark.parametrize("key", [field.name for field in fields(format.Root)])
+def test_a_root_has_every_key(key):
+    said = json.loads(format.pack_root(sealed()[1]))
+    del said[key]
+    with pytest.raises(CorruptArchiveError, match="a.zip: root.json does not read: "):
+        root_that_says(said)
+
+
+def test_a_root_says_what_its_json_says_in_whatever_order_and_what_may_be_ignored_is():
+    root = sealed()[1]
+    said = json.loads(format.pack_root(root)) | {"writes": ["ledger"], "more": {"x": 5}}
+    said["head"] |= {"writes": ["log"], "more": {"y": 5}}
+    head = replace(root.head, writes=("log",), more={"y": 5})
+    expected = replace(root, head=head, writes=("ledger",), more={"x": 5})
+    assert root_that_says(said) == root_that_says(dict(sorted(said.items()))) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"order": [1]}, "the key 'order' of root.json"),
+        ({"reads": ["long records"]}, "'long records'"),
+        ({"reads": ["long records"], "index": {"of": "a later release"}}, "'long records'"),
+        ({"labels": {"y": [0, 1, 2, "blob", True]}}, "the label type 'blob'"),
+        ({"labels": {"y": [0, 1, 2, ["map", "int8", "int8"], True]}}, "the label type .*map.*"),
+        ({"head": SAID | {"reads": ["long records"]}}, "'long records'"),
+        ({"head": SAID | {"codec": "protobuf"}}, "the codec 'protobuf'"),
+        ({"head": SAID | {"order": 5}}, "the key 'order' of edcache.json"),
+    ],
+    ids=str,
+)
+def test_a_root_that_needs_what_a_later_release_knows_says_what(changes, what):
+    told = f"a.zip: root.json: needs {what}, which a later release of edcache wrote; upgrade edcache"
+    with pytest.raises(LaterReleaseError, match=f"^{told}$") as raised:
+        root_that_says(json.loads(format.pack_root(sealed()[1])) | changes)
+    assert raised.value.path == "a.zip"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"reads": ["long records"]}, "'long records'"),
+        ({"order": 5}, "the key 'order' of a note"),
+        ({"writes": []}, "the key 'writes' of a note"),
+    ],
+)
+def test_a_note_that_needs_what_a_later_release_knows_says_what(change, what):
+    archive = Archive()
+    archive.entry(format.NOTE, "notes/00000001", json.dumps({"length": 7, "more": {"x": 1}}).encode())
+    assert archive.chain().length == 7
+    archive.entry(format.NOTE, "notes/00000002", json.dumps({"length": 7} | change).encode())
+    place = "a.zip: notes/00000002 at offset 8,192"
+    with pytest.raises(LaterReleaseError, match=f"^{place}: needs {what}, which a later release"):
+        archive.chain()
+
+
+@pytest.mark.parametrize("said", [[], {"more": []}, {"length": 1.5}, {"reads": [5]}, 7], ids=str)
+def test_a_note_that_no_writer_left_is_refused(said):
+    archive = Archive()
+    archive.entry(format.NOTE, "notes/00000001", json.dumps(said).encode())
+    with pytest.raises(CorruptArchiveError, match="a.zip: notes/00000001 at offset 4,096 does not read: "):
+        archive.chain()
+
+
+@pytest.mark.parametrize(
+    ("label", "entry"),
+    [
+        ("y", "labels/y.arrow"),
+        ("Label", "labels/%4Cabel.arrow"),
+        ("con", "labels/%63on.arrow"),
+        ("lpt7", "labels/%6Cpt7.arrow"),
+        ("CON", "labels/%43%4F%4E.arrow"),
+        ("contour", "labels/contour.arrow"),
+        ("ü/x %", "labels/%C3%BC%2Fx%20%25.arrow"),
+    ],
+)
+def test_entries_of_columns_have_names_that_every_file_system_takes_and_keeps_apart(label, entry):
+    assert format.column_name(label) == entry == reference.column_name(label)
+
+
+def test_no_two_columns_have_entries_that_differ_in_case_alone():
+    letters = ["A", "a", "%", "4", "1", "É", "é", "c", "o", "n", "ß", "."]
+    labels = {"".join(one) for n in range(1, 4) for one in itertools.product(letters, repeat=n)}
+    assert len({format.column_name(label).casefold() for label in labels}) == len(labels)
 
 
 def test_the_directory_lists_the_newest_of_each_name_for_zip_tools():

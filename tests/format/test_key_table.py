@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import struct
 import zlib
 
 import numpy as np
@@ -12,8 +13,9 @@ from edcache.errors import CorruptArchiveError
 from tests.kit.scale import scaled
 
 
-def table_of(data, length, crc=None):
-    return format.KeyTable(memoryview(data), zlib.crc32(data) if crc is None else crc, length, "a.zip")
+def table_of(packed, length):
+    data, crc, count = packed
+    return format.KeyTable(memoryview(data), crc, count, length, "a.zip")
 
 
 def hashes_of(draw, count, bits):
@@ -46,15 +48,16 @@ def test_it_finds_the_first_sample_of_each_hash(bits):
 def test_damage_is_found_or_does_no_harm(count):
     draw = random.Random(count)
     keys = [f"key {k}" for k in range(count)]
-    data = format.pack_keys(format.key_hashes(keys), np.arange(count))
-    crc, refused = zlib.crc32(data), 0
+    data, crc, said = format.pack_keys(format.key_hashes(keys), np.arange(count))
+    refused = 0
     for _ in range(scaled(2_000, 100)):
         damaged = bytearray(data)
         for _ in range(draw.choice([1, 1, 3])):
             damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
         asked = [draw.randrange(2 * count) for _ in range(draw.choice([1, 20, 500]))]
         try:
-            found = table_of(bytes(damaged), count, crc).find(format.key_hashes(f"key {k}" for k in asked))
+            table = table_of((bytes(damaged), crc, said), count)
+            found = table.find(format.key_hashes(f"key {k}" for k in asked))
         except CorruptArchiveError:
             refused += 1
         else:
@@ -64,10 +67,32 @@ def test_damage_is_found_or_does_no_harm(count):
 
 @pytest.mark.parametrize("count", [3, 9_000])
 def test_a_table_of_another_length_is_damaged(count):
-    data = format.pack_keys(format.key_hashes(map(str, range(count))), np.arange(count))
-    for nbytes in (*range(len(data) - 23, len(data)), *range(len(data) + 1, len(data) + 24), 1):
-        with pytest.raises(CorruptArchiveError):
-            table_of((data + bytes(30))[:nbytes], count).find(format.key_hashes(["1"]))
+    data, crc, said = format.pack_keys(format.key_hashes(map(str, range(count))), np.arange(count))
+    for nbytes in (*range(len(data) - 30, len(data)), *range(len(data) + 1, len(data) + 30), 1, 0):
+        told = f"a.zip: index.keys has {nbytes:,} bytes for {count:,} keys"
+        with pytest.raises(CorruptArchiveError, match=told):
+            table_of(((data + bytes(30))[:nbytes], crc, said), count)
+    for other in (0, said - 1, said + 1, 1 << 50):
+        with pytest.raises(CorruptArchiveError, match=f"index.keys has {len(data):,} bytes for {other:,} keys"):
+            table_of((data, crc, other), count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 2_730, 2_731, 9_000])
+def test_the_root_has_the_sum_of_the_sums_of_blocks_so_that_a_look_up_reads_what_it_needs(count):
+    """2,730 keys are one block of 64 KiB."""
+    data, crc, said = format.pack_keys(format.key_hashes(map(str, range(count))), np.arange(count))
+    nbytes = 24 * count
+    blocks = [zlib.crc32(data[at : min(at + (1 << 16), nbytes)]) for at in range(0, nbytes, 1 << 16)]
+    behind = struct.pack(f"<{len(blocks)}I", *blocks) if len(blocks) > 1 else b""
+    assert (said, data[nbytes:], crc) == (count, behind, zlib.crc32(behind or data))
+    # Nothing but the sums is read before a look-up: a table that is damaged, and another crc32 of the root.
+    table = table_of((bytes(nbytes) + behind, crc, count), count)
+    if count:
+        with pytest.raises(CorruptArchiveError, match=r'a.zip: index.keys fails its crc32; "edcache copy a.zip'):
+            table.items()
+    if behind:
+        with pytest.raises(CorruptArchiveError, match="index.keys fails its crc32"):
+            table_of((data, crc ^ 1, count), count)
 
 
 def test_hashes_are_as_the_specification_says():

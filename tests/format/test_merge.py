@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import struct
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
-from edcache.errors import CorruptArchiveError, CorruptRecordError, LabelError
+from edcache.errors import CorruptArchiveError, CorruptRecordError, LabelError, LaterReleaseError
 from edcache.format import PRESENT, ROW, columns, contents, records
 
 duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
@@ -41,19 +42,63 @@ def small():
 # --- sums and tables ---
 
 
-def test_a_sum_has_the_sample_its_schema_and_flags_and_follows_a_new_number():
-    samples = np.array([0, 1, 2**40, 10**9])
-    rows = np.zeros(4, ROW)
-    rows["schema"], rows["flags"], rows["crc32"] = [0, 1, 2**16 - 1, 7], [1, 3, 1, 1], 0x12345678
-    rows["crc32"] ^= format.keys(samples, rows)
-    pairs = zip(samples.tolist(), rows.tolist(), strict=True)
-    assert [row[2] ^ format.key(k, *row[3:]) for k, row in pairs] == [0x12345678] * 4
-    new = format.renumbered(samples, rows, samples[::-1], np.array([3, 3, 0, 1]))
-    assert np.array_equal(new["crc32"] ^ format.keys(samples[::-1], new), [0x12345678] * 4)
-    assert new["schema"].tolist() == [3, 3, 0, 1]
-    assert np.array_equal(new["flags"], rows["flags"])
-    near = {format.key(k, schema, flags) for k in range(300) for schema in range(3) for flags in (1, 3)}
-    assert len(near) == 300 * 3 * 2
+UUID = bytes(range(16))
+
+
+def key(sample, schema, flags, uuid, start):
+    """What the sum of a row in the file is xored with, as the specification tells."""
+    mixed = (sample * 0x9E3779B97F4A7C15) % 2**64 >> 32
+    return mixed ^ schema ^ flags << 16 ^ zlib.crc32(uuid + struct.pack("<Q", start))
+
+
+def test_a_sum_in_the_file_is_of_its_sample_schema_flags_archive_and_payload():
+    samples = np.array([0, 1, 2**40, 10**9, 2**62 - 1])
+    rows = np.zeros(5, ROW)
+    rows["schema"], rows["flags"], rows["crc32"] = [0, 1, 2**16 - 1, 7, 7], [1, 3, 1, 1, 0xFFFF], 0x12345678
+    before, salt = rows.copy(), format.salt(UUID, 4288)
+    stored = format.bound(samples, rows, salt)
+    assert np.array_equal(rows, before)
+    pairs = list(zip(samples.tolist(), stored.tolist(), strict=True))
+    keys = [key(k, row[3], row[4], UUID, 4288) for k, row in pairs]
+    assert [row[2] for _, row in pairs] == [0x12345678 ^ one for one in keys]
+    assert [format.unbound_crc32(k, *row[2:], salt) for k, row in pairs] == [0x12345678] * 5
+    for name in ("offset", "nbytes", "schema", "flags"):
+        assert np.array_equal(stored[name], rows[name])
+    assert np.array_equal(format.bound(samples, stored, salt), rows)
+
+
+def test_a_row_without_a_record_stays_all_zeros():
+    rows = np.zeros(3, ROW)
+    rows[1] = 64, 5, 7, 0, PRESENT
+    stored = format.bound(np.arange(3), rows, format.salt(UUID, 64))
+    assert not any(stored[0].item())
+    assert not any(stored[2].item())
+    assert stored["crc32"][1] == 7 ^ key(1, 0, PRESENT, UUID, 64)
+
+
+def test_near_samples_archives_and_places_have_other_keys():
+    keys = {
+        key(k, schema, flags, uuid, start)
+        for k in range(50)
+        for schema in range(3)
+        for flags in (1, 3)
+        for uuid in (UUID, bytes(16))
+        for start in (192, 4288, 4352)
+    }
+    assert len(keys) == 50 * 3 * 2 * 2 * 3
+
+
+@pytest.mark.parametrize("flags", [4, 1 << 15, 0xFFFC])
+def test_a_flag_that_a_later_release_knows_is_named(flags):
+    for known in range(4):
+        format.check_flags(known)
+        rows = np.zeros(3, ROW)
+        rows["flags"] = [0, known, flags]
+        assert format.joint_flags(rows) == known | flags
+        lowest = flags & -flags
+        with pytest.raises(LaterReleaseError, match=f"^needs the row flag {lowest}, which a later release of"):
+            format.check_flags(format.joint_flags(rows))
+    assert format.joint_flags(np.zeros(0, ROW)) == 0
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 2**16, 2**16 + 1, 5 * 2**16 - 3])
@@ -78,6 +123,11 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
     assert table.labels.equals(labels)
     assert table.labels.schema == pa.schema({"y": pa.int64()})
     assert [archive.pread(row["offset"], row["nbytes"]) for row in table.rows] == stored
+    sums = [zlib.crc32(format.block_crc32s(record) or record) for record in stored]
+    assert table.rows["crc32"].tolist() == sums
+    rows = np.frombuffer(archive.pread(header.payload_offset + 24 + 3 * 8, 3 * 24), ROW)
+    keys = [key(*row, PRESENT, UUID, header.payload_offset) for row in ((9, 0), (2, 1), (5, 1))]
+    assert rows["crc32"].tolist() == [one ^ other for one, other in zip(sums, keys, strict=True)]
     for at in range(header.payload_offset, header.payload_offset + header.table_nbytes):
         archive.data[at] ^= 1
         with pytest.raises(CorruptArchiveError, match=r"a.zip: chunks/00000001 at offset 4,096: its table"):
@@ -118,6 +168,17 @@ def test_a_table_whose_sum_holds_and_that_lies_is_refused(at, code, value):
     crc = format.crc32(archive.pread(start, header.table_nbytes))
     with pytest.raises(CorruptArchiveError, match="its table does not read: "):
         format.read_table(archive.pread, replace(header, table_crc32=crc), "a.zip")
+
+
+def test_a_table_with_a_flag_that_a_later_release_knows_says_so():
+    archive = Archive()
+    header = archive.chunk([0, 1], [b"12345678", b"87654321"])
+    struct.pack_into("<H", archive.data, header.payload_offset + 24 + 16 + 22, PRESENT | 8)
+    crc = format.crc32(archive.pread(header.payload_offset, header.table_nbytes))
+    place = "a.zip: chunks/00000001 at offset 4,096: its table"
+    with pytest.raises(LaterReleaseError, match=f"^{place}: needs the row flag 8, which a later") as raised:
+        format.read_table(archive.pread, replace(header, table_crc32=crc), "a.zip")
+    assert raised.value.path == "a.zip"
 
 
 # --- files of columns ---
@@ -272,8 +333,8 @@ class Merged:
         rows, found = np.zeros(self.length, ROW), offsets(archive)
         for k, (record, schema) in self.records.items():
             number = schemas.index(schema)
-            sums = records.crc32(records.block_crc32s(record) or record) ^ format.key(k, number, PRESENT)
-            rows[k] = found[k], len(record), sums, number, PRESENT
+            crc = records.crc32(records.block_crc32s(record) or record)
+            rows[k] = found[k], len(record), crc, number, PRESENT
         return archive.seal(rows, schemas, self.table(), ["new"], self.dropped)
 
 
@@ -309,7 +370,7 @@ def check(archive, merged, **options):
             continue
         record = archive.pread(offset, nbytes)
         assert (record, found.schemas[schema]) == merged.records[k]
-        assert crc ^ format.key(k, schema, flags) == records.crc32(records.block_crc32s(record) or record)
+        assert (crc, flags) == (records.crc32(records.block_crc32s(record) or record), PRESENT)
     table = merged.table()
     assert found.schema.names == table.column_names
     for name in table.column_names:

@@ -37,36 +37,36 @@ class Archive:
         self.cursor = format.Cursor.behind(self.headers[-1])
         return self.headers[-1]
 
-    def chunk(self, samples, records=None, schemas=("a",), numbers=0, labels=None, **fields):
-        """Add a chunk. numbers: which of the schemas each record is of."""
+    def chunk(
+        self, samples, records=None, schemas=("a",), numbers=0, labels=None, kind=format.CHUNK, **fields
+    ):
+        """Add a chunk. numbers: which of the schemas each record is of. kind: or a part."""
         samples = np.array(samples, np.int64)
         records = [b"record"] * len(samples) if records is None else records
         labels = pa.table({}) if labels is None else labels
         name = f"chunks/{self.cursor.number:08d}"
         rows, data = np.zeros(len(samples), format.ROW), b""
         rows["schema"], rows["flags"], rows["nbytes"] = numbers, format.PRESENT, list(map(len, records))
-        nbytes = len(format.pack_table(samples, rows, schemas, labels))
-        start = self.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
+        start = self.cursor.offset + format.header_nbytes(name)
         for row, record in zip(rows, records, strict=True):
             data = data.ljust(format.align(len(data), format.record_alignment(len(record))), b"\0")
-            row["offset"], row["crc32"] = (
-                start + len(data),
-                format.crc32(format.block_crc32s(record) or record),
-            )
+            row["offset"], row["crc32"] = len(data), format.crc32(format.block_crc32s(record) or record)
             data += record + format.block_crc32s(record)
-        rows["crc32"] ^= format.keys(samples, rows)
-        table = format.pack_table(samples, rows, schemas, labels)
+        table = format.pack_table(samples, rows, schemas, labels, UUID, start)
         said = {"table_nbytes": len(table), "table_crc32": format.crc32(table)}
         place = {"first": int(samples.min()), "end": int(samples.max()) + 1}
-        payload = table.ljust(format.align(nbytes, 64), b"\0") + data
-        return self.entry(format.CHUNK, name, payload, **(said | place | fields))
+        payload = table.ljust(format.align(len(table), 64), b"\0") + data
+        return self.entry(kind, name, payload, **(said | place | fields))
 
     def place(self, header):
         return format.Place(header.payload_offset, header.nbytes, header.crc32)
 
-    def seal(self, rows, schemas, labels, added=(), dropped=()):
-        """Add rows, label columns, a root and a zip directory; returns the root."""
-        index = self.entry(format.INDEX, "index.rows", rows.tobytes())
+    def seal(self, rows, schemas, labels, added=(), dropped=(), **said_too):
+        """Add rows, which are as in memory, label columns, a root and a zip directory; returns the root."""
+        salt = format.salt(UUID, self.cursor.offset + format.header_nbytes("index.rows"))
+        index = self.entry(
+            format.INDEX, "index.rows", format.bound(np.arange(len(rows)), rows, salt).tobytes()
+        )
         columns = {}
         for name, column in zip(labels.column_names, labels.columns, strict=True):
             place = self.place(
@@ -74,9 +74,9 @@ class Archive:
             )
             columns[name] = format.Column(place, format.type_to_json(column.type), name in added)
         present = int(np.count_nonzero(rows["flags"]))
-        chunks = sum(header.kind == format.CHUNK for header in self.headers)
+        chunks = sum(header.kind in (format.CHUNK, format.PART) for header in self.headers)
         said = len(rows), present, chunks, schemas, self.place(index), columns, list(dropped), []
-        root = Root(self.head, *said)
+        root = Root(self.head, *said, **said_too)
         self.publish_root(root)
         return root
 
@@ -98,7 +98,7 @@ class Archive:
         """The groups of entries that a walk finds in these bytes, or in other ones."""
         data = self.data if data is None else data
         reading = lambda offset, nbytes: bytes(data[offset : offset + nbytes])  # noqa: E731
-        return list(format.walk(reading, len(data), UUID, self.first))
+        return list(format.walk(reading, len(data), UUID, self.first, "a.zip"))
 
     def chain(self):
         chain = format.Chain(self.head, self.first, "a.zip")
