@@ -50,7 +50,7 @@ class Chain:
         sealed: True if neither a chunk nor a note follows the root.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
-        has_lost: True if a power cut took samples behind the root, as a note says.
+        lost: numbers of chunks of which a power cut took something. has_lost: True if it took samples behind the root.
         failures: by index, the failure and the number of its note or root; a record may follow.
         durable: bytes of the file up to here were synced.
         unread: the last root or note whose payload fails its crc32, and the offset of its group; None behind
@@ -69,6 +69,7 @@ class Chain:
         self.length = head.length
         self.origin = head
         self.end_index = 0
+        self.lost: set[int] = set()
         self.has_lost = False
         self.failures: dict[int, tuple[int, Failure]] = {}
         self.durable = 0
@@ -80,7 +81,11 @@ class Chain:
         """Copy the state; either may go on without the other."""
         other = copy.copy(self)
         other.chunks, other.behind = self.chunks.copy(), self.behind.copy()
-        other.failures, other._entries = self.failures.copy(), self._entries.copy()
+        other.failures, other._entries, other.lost = (
+            self.failures.copy(),
+            self._entries.copy(),
+            self.lost.copy(),
+        )
         return other
 
     @property
@@ -156,9 +161,10 @@ class Chain:
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Leave out the chunks of these numbers, of which a power cut took something: the rest stands in others."""
-        self.has_lost, lost = True, {*numbers}
-        self.chunks = [one for one in self.chunks if one.number not in lost]
-        self.behind = [one for one in self.behind if one.number not in lost]
+        self.has_lost = True
+        self.lost |= {*numbers}
+        self.chunks = [one for one in self.chunks if one.number not in self.lost]
+        self.behind = [one for one in self.behind if one.number not in self.lost]
         is_reordered = self.root is not None and self.root.is_reordered
         counting = self.behind if is_reordered else self.chunks
         known = self.root.length if self.root is not None and is_reordered else 0

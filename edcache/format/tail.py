@@ -93,14 +93,17 @@ def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
 
 
 def _is_damaged_header(pread: PRead, stop: Cursor, size: int, is_fresh: bool) -> bool:
-    """True if the place of a header has neither zeros nor, after a power cut, what the disk had there before."""
+    """True if the place of a header has neither zeros, nor the begin of a header whose write failed amid.
+
+    After a power cut it may also have what the disk had there before; but not what only the whole header has.
+    """
     data = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
     if len(data) < LEAST_HEADER_NBYTES or not data[:LEAST_HEADER_NBYTES].strip(b"\0"):
         return False
     header = parse_header(data)
     if header is not None and (header.offset, header.number, header.link) == stop:
         return header.payload_end <= size  # else the file was cut within its payload
-    return is_fresh or _has_link(data, stop.link)
+    return _has_link(data, stop.link) or (is_fresh and data[:4] != MAGIC)
 
 
 def _has_link(data: bytes, link: int) -> bool:

@@ -87,6 +87,8 @@ class Session:
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
         self._view = self.extents.view
+        # A damaged one does no harm: what is compared is whether it changes.
+        self._shown_uuid = b"" if self._view is None else bytes(self._view[format.UUID_PLACE])
         if self._root is not None:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
@@ -281,7 +283,7 @@ class Session:
 
         What was checked is not checked again, so a copy over an open file, as by cp, would pass otherwise.
         """
-        if self._view is not None and self._view[format.UUID_PLACE] != self.head.uuid:
+        if self._view is not None and self._view[format.UUID_PLACE] != self._shown_uuid:
             raise base.StaleArchiveError(
                 f"{self.path}: another archive was written over it while it was open; open it again. Give a new file "
                 "its name by a rename, as `mv` does, and readers keep the old one",

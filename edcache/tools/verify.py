@@ -146,6 +146,9 @@ class Survey:
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
+        known = format.Chain(head, cursor, self.path)
+        known.extend(self._pread, self.size)
+        self._lost = known.lost  # by a later note
         for group in format.walk(self._pread, self.size, head.uuid, cursor, self.path):
             self.chain.add(self._pread, group)
             for header in group:
@@ -172,6 +175,9 @@ class Survey:
     # --- entries ---
 
     def _check_entry(self, header: Header) -> None:
+        if header.number in self._lost:
+            self._padding = b""
+            return
         is_chunk, crc = header.kind in (format.CHUNK, format.PART), None
         if is_chunk:
             crc = self._chunk_crc32(header)

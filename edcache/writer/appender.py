@@ -179,19 +179,28 @@ class Appender:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
         sound = [chunk for header in loss.chunks for chunk in recovered(self.file, header)]
-        kept = set_aside(self.file, self.chain)
+        kept, is_cut = set_aside(self.file, self.chain), self.file.size() > self.chain.end
         self._mend_end()
-        if kept is None and not loss.chunks:
-            return
-        lost = [header.number for header in loss.chunks]
-        # Before the chunks: types of labels are those of the last one that counts.
-        self.chain.forget(lost)
-        for chunk in [*sound, *([] if kept is None else kept.chunks)]:
-            self._append(chunk)
-        self._amend({"lost": lost})
-        self.sync()
+        if is_cut and self.syncs:
+            # So that the next power cut does not bring back what was cut off amid what is written in its place.
+            self.file.sync()
+        if kept is not None or loss.chunks:
+            lost = [header.number for header in loss.chunks]
+            self._replace(lost, [*sound, *([] if kept is None else kept.chunks)])
         if kept is not None:
             kept.close()
+
+    def _replace(self, lost: list[int], sound: list[Chunk]) -> None:
+        """Append what is sound of chunks that lost something, then a note that names these, by their numbers."""
+        # Before the chunks: types of labels are those of the last one that counts.
+        self.chain.forget(lost)
+        # Until the note is there no header may say that what is before it is durable.
+        seconds, self._seconds = self._seconds, None
+        for chunk in sound:
+            self._append(chunk)
+        self._amend({"lost": lost})
+        self._seconds = seconds
+        self.sync()
 
     def _refuse_damage(self) -> None:
         """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see `Head`."""

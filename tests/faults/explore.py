@@ -194,14 +194,13 @@ def killed(base: Files, journal: list[tuple[Any, ...]], rebooted: bool = False) 
 
 def _cut(disk: _Disk, operation: tuple[Any, ...]) -> Iterator[Files]:
     _, inode, offset, data = operation
-    if offset % PAGE == 0 and len(data) == PAGE and offset:
-        return  # the kernel copies a page between two looks at signals
+    if offset and offset // PAGE == (offset + len(data) - 1) // PAGE:
+        return  # the kernel copies what lies in one page between two looks at signals: a header is written whole
     file, files = disk._file(inode), disk.files()
     paths = [path for path, named in disk.names.items() if named is file]
     grown = bytes(file.data).ljust(offset, b"\0")
-    # Headers byte by byte, of the rest some: a file that ends elsewhere is another case for every reader.
-    whole = len(data) if len(data) <= 320 else 0
-    for nbytes in sorted({*range(1, whole), *range(1, len(data), 1 + len(data) // 20), len(data) - 1} - {0}):
+    # A file that ends elsewhere is another case for every reader.
+    for nbytes in sorted({*range(1, len(data), 1 + len(data) // 20), len(data) - 1} - {0}):
         part = grown[:offset] + data[:nbytes] + grown[offset + nbytes :]
         yield files | dict.fromkeys(paths, part)
 
