@@ -1,15 +1,22 @@
 """Write the golden archives of tests/conformance/golden/: scripts/generate golden FOLDER
 
 Run it once per format version; files of a released version are never written again.
+Those named later-* are as a later release may write them: what it adds to this version is made up here.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow
@@ -22,8 +29,12 @@ import golden_samples as samples  # noqa: E402
 
 import edcache  # noqa: E402
 from edcache import format  # noqa: E402
+from edcache.labels import LabelSpec  # noqa: E402
 from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
+from edcache.writer.builder import ChunkBuilder  # noqa: E402
+from edcache.writer.chunk import Chunk  # noqa: E402
+from edcache.writer.group import Group, linked  # noqa: E402
 from edcache.writer.seal import Order, seal  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
@@ -106,6 +117,125 @@ def _keyed(path: Path) -> None:
     appender.close()
 
 
+def _appender(path: Path) -> closing[Appender]:
+    return closing(Appender.open(path, format.Head(samples.UUID), mode="a", sync="never"))
+
+
+def _chunk(head: format.Head, first: int, made: list[Any]) -> Chunk:
+    builder = ChunkBuilder(head, "new", LabelSpec.parse(dict(head.labels)))
+    for k, sample in enumerate(made):
+        builder.add(first + k, sample)
+    return builder.take()
+
+
+def _parts(path: Path) -> None:
+    """New samples that come in two parts with a new order, twice; one failed. Before the second a sample is added."""
+    with _writer(path, in_memory_keys={"label": "label", "key": "label"}) as w:
+        w.extend(samples.fixed(i) for i in range(6))
+    for first, order in zip((6, 8), samples.PARTS, strict=True):
+        with _appender(path) as appender:
+            if first == 8:
+                appender.append(_chunk(appender.head, 7, [samples.fixed(7)]))
+            parts = [
+                _chunk(appender.head, first, [samples.fixed(first), samples.fixed(first + 1)]),
+                _chunk(appender.head, first + 3, [samples.fixed(first + 3)]),
+            ]
+            failures = [format.Failure(first + 2, True, *samples.FAILED[4])]
+            seal(appender, order=Order(np.array(order), {"keys": f"order {first}"}, parts, failures))
+
+
+def _more(path: Path) -> None:
+    """What an older release may ignore, in head, note and root; and a feature that writers must know."""
+    head = format.Head(samples.UUID, labels=(("label", "label"),), more={"a": [1, None]})
+    with closing(Appender.open(path, head, mode="x", sync="never")) as appender:
+        appender.append(_chunk(head, 0, [samples.fixed(i) for i in range(5)]))
+        appender.amend(more={"b": {}})
+        seal(appender)
+    _rerooted(path, more={"c": "text"}, writes=["ledger"])
+
+
+def _fixed(path: Path) -> None:
+    with _writer(path, in_memory_keys=["label"]) as w:
+        w.extend(samples.fixed(i) for i in range(3))
+
+
+def _rerooted(path: Path, **changes: Any) -> None:
+    """Seal an archive again with a root that says something else."""
+    with _appender(path) as appender:
+        chain, file = appender.chain, appender.file
+        assert chain.root is not None
+        group = Group(file, chain)
+        said = json.loads(format.pack_root(chain.root))
+        for name, change in changes.items():
+            said[name] = change(group, said[name]) if callable(change) else change
+        group.entry(format.ROOT, "root.json").write(json.dumps(said, separators=(",", ":")).encode())
+        headers = group.headers(0)
+        root, listed = headers[-1], [chain.head_header(file.pread), *chain.listed(chain.root, headers)]
+        directory = format.pack_directory(listed, root.payload_end)
+        file.pwrite(root.payload_end, directory)
+        following = format.align(root.payload_end + len(directory), format.PAGE)
+        group.publish([*headers[:-1], linked(replace(root, next=following))])
+
+
+def _later_entry(path: Path, **fields: Any) -> None:
+    """An archive that ends with an entry of another release."""
+    with _writer(path, in_memory_keys=["label"]) as w:
+        w.append(samples.fixed(0))
+        w.flush()
+        with _appender(path) as appender:
+            group = Group(appender.file, appender.chain)
+            group.entry(format.NOTE, f"notes/{appender.chain.cursor.number:08d}").write(b"{}")
+            group.publish([replace(header, **fields) for header in group.headers(0)])
+        w.abort()
+
+
+def _later_record(path: Path, **row: int) -> None:
+    """A record that is stored as only a later release knows: with another flag, or in another schema."""
+    with (
+        patch("edcache.format.records._KNOWN_FLAGS", 0xFFFF),
+        closing(Appender.open(path, format.Head(samples.UUID), mode="x", sync="never")) as appender,
+    ):
+        chunk = _chunk(appender.head, 0, [samples.fixed(0), samples.fixed(1)])
+        chunk.schemas.append('["ragged","<f4",2]')
+        chunk = replace(chunk, rows=chunk.rows.copy())
+        for name, value in row.items():
+            chunk.rows[name][1] = value
+        appender.append(chunk)
+        seal(appender)
+
+
+def _later_column(path: Path) -> None:
+    """A label column of a type that only a later release knows."""
+
+    def labels(group: Group, said: dict[str, Any]) -> dict[str, Any]:
+        values = pyarrow.chunked_array([[Decimal(k) / 4 for k in range(3)]])
+        file, entry = io.BytesIO(), group.entry(format.COLUMN, format.column_name("price"))
+        format.write_column(file.write, "price", values.type, values.chunks)
+        entry.write(file.getvalue())
+        return said | {"price": [*entry.place, str(values.type), True]}
+
+    _fixed(path)
+    _rerooted(path, labels=labels)
+
+
+def _later_root(path: Path, **changes: Any) -> None:
+    _fixed(path)
+    _rerooted(path, **changes)
+
+
+def _later_head(path: Path, **changes: Any) -> None:
+    path.write_bytes(format.pack_head(format.Head(samples.UUID, length=0, **changes)))
+
+
+def _later_version(path: Path) -> None:
+    """A head of another version of the format."""
+    _later_head(path)
+    data = path.read_bytes()
+    header = format.parse_header(data)
+    assert header is not None
+    path.write_bytes(format.pack_header(replace(header, version=4)) + data[header.payload_offset :])
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -130,10 +260,22 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "relabelled": _relabelled,
     "changed": _changed,
     "keyed": _keyed,
+    "parts": _parts,
+    "more": _more,
     "torn": _torn,
     "large": _dense(samples.large, 5),
     "images": _images,
     "empty": _dense(samples.fixed, 0),
+    "later-version": _later_version,
+    "later-feature": partial(_later_head, reads=["long records"]),
+    "later-codec": partial(_later_head, codec="protobuf"),
+    "later-entry": partial(_later_entry, version=4),
+    "later-kind": partial(_later_entry, kind=7),
+    "later-root-feature": partial(_later_root, reads=["long records"]),
+    "later-root-key": partial(_later_root, order=[0, 1]),
+    "later-column": _later_column,
+    "later-flag": partial(_later_record, flags=5),
+    "later-leaf": partial(_later_record, schema=1),
 }
 
 

@@ -123,6 +123,8 @@ def document(path: str) -> dict[str, Any]:
         for index in np.setdiff1d(np.arange(len(ds)), ds.missing).tolist():
             try:
                 samples[str(index)] = canonical(ds[index])
+            except edcache.errors.LaterReleaseError:
+                raise
             except edcache.EdcacheError as error:
                 samples[str(index)] = {"refused": str(error)[:200]}
         table = ds.labels.table

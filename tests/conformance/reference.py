@@ -30,7 +30,16 @@ NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json", KEYS: "in
 LOCAL, PRIVATE, ROW = "<4sHHHHHIIIHH", "<HH16sQQQQQQQQII", "<QQIHH"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
 PRESENT, COMPRESSED, BLOCK, MAX32 = 1, 2, 1 << 16, 2**32 - 1
+LABELS = {
+    *("null", "bool", "halffloat", "float", "double", "string", "large_string", "binary", "large_binary"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("date32", "timestamp", "duration"),
+}
 SIZES = {"bool": 1, "complex": 16, "uuid": 16, "timedelta": 12}
+VARIABLE = {
+    *("str", "numpy.str", "path", "bytes", "bytearray", "numpy.bytes", "bigint", "enum"),
+    *("ints", "floats", "bools", "strs", "imagefile"),
+}
 SIZES |= dict.fromkeys(("int", "float", "date", "datetime"), 8)
 
 
@@ -60,11 +69,14 @@ def walk(path: str | Path) -> Archive:
     data = Path(path).read_bytes()
     head, *rest = entries(path)
     said = json.loads(head.payload)
+    _check_head(said, head.fields["uuid"])
     names, length, chunks = [name for name, _ in said["labels"]], said["length"] or 0, 0
     found, seen = Archive(0, {}, {}, {name: {} for name in names}, {}), set[bytes]()
     for entry in rest:
         if entry.fields["kind"] == NOTE:
             note = json.loads(entry.payload)
+            assert {*note} <= {"length", "fingerprint", "failed", "more"}
+            assert type(note.get("more", {})) is dict
             length = note.get("length") or length
             found.failed.update({index: why for index, *why in note.get("failed", [])})
         elif entry.fields["kind"] == CHUNK:
@@ -92,6 +104,21 @@ def walk(path: str | Path) -> Archive:
     length = max([length, *(index + 1 for index in found.records)])
     failed = {k: why for k, why in found.failed.items() if k < length and k not in found.records}
     return found._replace(length=length, failed=failed)
+
+
+def _check_head(head: dict[str, Any], uuid: bytes) -> None:
+    """Assert that a head has all keys and no others, and needs nothing that nobody knows; so of a root's."""
+    keys = "format version uuid length codec compression labels claim_size fingerprint reads writes more"
+    assert {*head} == {*keys.split()}
+    assert (head["format"], head["version"], head["uuid"]) == ("edcache", 3, uuid.hex())
+    assert head["codec"] in ("native", "pickle")
+    _check_features(head)
+
+
+def _check_features(said: dict[str, Any]) -> None:
+    assert said["reads"] == []
+    assert all(type(name) is str for name in said["writes"])  # a reader need not know them
+    assert (type(said["writes"]), type(said["more"])) == (list, dict)
 
 
 def read_zip(path: str | Path) -> Archive:
@@ -198,6 +225,7 @@ def _take_rows(
         if not flags & PRESENT:
             assert (offset, nbytes, crc, schema, flags) == (0, 0, 0, 0, 0)
             continue
+        assert flags in (PRESENT, PRESENT | COMPRESSED), f"flags of sample {sample}"
         record = data[offset : offset + nbytes]
         assert (len(record), offset % (64 if nbytes >= 1024 else 8)) == (nbytes, 0)
         own = zlib.crc32(record)
@@ -217,7 +245,9 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
     """The archive that a root describes, by the places that it names."""
     keys = "head length present chunks schemas index labels dropped failures uniform fingerprint"
     assert {*root} == {*keys.split(), "keys", "is_reordered", "is_synced", "reads", "writes", "more"}
-    assert (root["reads"], root["writes"], root["more"]) == ([], [], {})
+    _check_features(root)
+    assert type(root["is_reordered"]) is type(root["is_synced"]) is bool
+    _check_head(root["head"], bytes.fromhex(root["head"]["uuid"]))
     length = root["length"]
     found = Archive(length, {}, {}, {}, {index: why for index, *why in root["failures"]})
     rows = list(struct.iter_unpack(ROW, _at(data, *root["index"])))
@@ -229,8 +259,9 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
         sizes = [row[1] for row in rows]
         assert root["uniform"] == [rows[0][3], min(sizes), max(sizes)]
         assert {row[3:] for row in rows} == {(rows[0][3], PRESENT)}
-    for name, (*place, _, is_added) in root["labels"].items():
+    for name, (*place, kind, is_added) in root["labels"].items():
         table = pa.ipc.open_file(_at(data, *place)).read_all()
+        assert kind == _type(table[name].type)
         assert (table.column_names, len(table), type(is_added)) == ([name], length, bool)
         found.labels[name] = dict(enumerate(table[name].to_pylist()))
     assert set(root["dropped"]) <= dict(root["head"]["labels"]).keys()
@@ -240,6 +271,15 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
         assert zlib.crc32(payload[24 * count :] or payload) == crc
         assert payload == _keys(found.labels["key"])
     return found
+
+
+def _type(kind: pa.DataType) -> Any:
+    """The JSON of a label type."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return ["large_list" if pa.types.is_large_list(kind) else "list", _type(kind.value_type)]
+    name = str(kind)
+    assert name.partition("[")[0] in LABELS, f"a label type {name}"
+    return name
 
 
 def _keys(column: dict[int, Any]) -> bytes:
@@ -324,8 +364,10 @@ def _leaves(node: Any) -> Iterator[Leaf]:
             yield Leaf(node, itemsize * math.prod(shape), alignment)
     elif kind in SIZES:
         yield Leaf(node, SIZES[kind], min(8, SIZES[kind] & -SIZES[kind]))
-    elif kind != "none":
+    elif kind in VARIABLE:
         yield Leaf(node, 1, slots=1)
+    else:
+        assert kind == "none", f"a leaf {kind}"
 
 
 def _itemsize(dtype: Any) -> int:

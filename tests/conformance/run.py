@@ -73,6 +73,14 @@ def golden(reader: str, only: list[str] | None = None) -> Iterator[tuple[str, st
         if only is None or name in only:
             answer = asked(reader, path)
             expected = json.loads((HERE / "expected" / f"{name}.json").read_text(encoding="ascii"))
+            if "refused" in expected:
+                wrong = (
+                    None
+                    if answer.refusal
+                    else "is read, but a reader of version 3 does not know what it needs"
+                )
+                yield path.name, answer.harm or wrong
+                continue
             found = answer.document if "sha256" not in expected else {"sha256": digest(answer.document)}
             yield path.name, answer.harm or answer.refusal or difference(found, expected)
 

@@ -17,7 +17,7 @@ import client_reference
 import golden_samples as samples
 import pytest
 import run
-from test_golden import EXPECTED, GOLDEN, LENGTHS, expected_labels
+from test_golden import EXPECTED, GOLDEN, LATER, LENGTHS, expected_labels
 
 import edcache
 
@@ -56,9 +56,10 @@ def expected_document(name: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", list(EXPECTED))
+@pytest.mark.parametrize("name", [*EXPECTED, *LATER])
 def test_the_expected_documents_are_those_of_the_golden_samples(name: str) -> None:
-    path, document = HERE / "expected" / f"{name}.json", expected_document(name)
+    path = HERE / "expected" / f"{name}.json"
+    document = {"refused": True} if name in LATER else expected_document(name)
     text = json.dumps(document, indent=0) + "\n"
     if len(text) > MOST_NBYTES:
         text = json.dumps({"sha256": run.digest(document)}) + "\n"
@@ -77,8 +78,20 @@ def test_both_clients_give_the_expected_documents(client: Any, name: str) -> Non
 
 
 def test_the_reference_reader_passes_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--reader", CLIENT["reference"], "--only", "fixed", "torn", "large"]) == 0
-    assert capsys.readouterr().out == "3 of 3 as expected\n"
+    only = ["fixed", "torn", "large", "later-kind", "later-leaf"]
+    assert run.main(["--reader", CLIENT["reference"], "--only", *only]) == 0
+    assert capsys.readouterr().out == "5 of 5 as expected\n"
+
+
+def test_a_reader_that_reads_what_it_does_not_know_is_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "document").write_text('{"length": 0, "samples": {}, "labels": {}}')
+    for script, wrong in (
+        ("cat document", "is read, but a reader of version 3 does not know what it needs"),
+        ("kill -9 $$", "exit"),
+    ):
+        assert run.main(["--reader", shlex.join(["sh", "-c", script]), "--only", "later-flag"]) == 1
+        assert f"v3-later-flag.zip: {wrong}" in capsys.readouterr().out
 
 
 @pytest.mark.full

@@ -70,7 +70,9 @@ def test_every_bit_and_every_byte_of_a_header_counts():
     )
 
 
-@pytest.mark.parametrize("changes", [{"version": 4}, {"version": 0xFFFF}, {"kind": 7}, {"kind": 0xFFFF}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"version": 4}, {"version": 0xFFFF}, {"kind": 7}, {"kind": 0xFFFF}], ids=str
+)
 def test_a_header_of_a_later_release_reads_and_may_say_more_behind_what_its_sum_is_of(changes):
     header = replace(CHUNK, **changes)
     packed = format.pack_header(header)
@@ -284,7 +286,9 @@ def test_a_walk_raises_at_an_entry_that_a_later_release_wrote(changes, what, is_
     walked = format.walk(reading(data), len(data), UUID, archive.first, "a.zip")
     if not is_in_group:
         assert next(walked) == [first]
-    told = f"a.zip: needs {what}, as chunks/00000002 at offset 8,192, which a later release of edcache wrote; "
+    told = (
+        f"a.zip: needs {what}, as chunks/00000002 at offset 8,192, which a later release of edcache wrote; "
+    )
     with pytest.raises(LaterReleaseError, match=f"^{told}upgrade edcache$") as raised:
         next(walked)
     assert raised.value.path == "a.zip"

@@ -73,7 +73,9 @@ def test_a_table_of_another_length_is_damaged(count):
         with pytest.raises(CorruptArchiveError, match=told):
             table_of(((data + bytes(30))[:nbytes], crc, said), count)
     for other in (0, said - 1, said + 1, 1 << 50):
-        with pytest.raises(CorruptArchiveError, match=f"index.keys has {len(data):,} bytes for {other:,} keys"):
+        with pytest.raises(
+            CorruptArchiveError, match=f"index.keys has {len(data):,} bytes for {other:,} keys"
+        ):
             table_of((data, crc, other), count)
 
 
@@ -88,7 +90,9 @@ def test_the_root_has_the_sum_of_the_sums_of_blocks_so_that_a_look_up_reads_what
     # Nothing but the sums is read before a look-up: a table that is damaged, and another crc32 of the root.
     table = table_of((bytes(nbytes) + behind, crc, count), count)
     if count:
-        with pytest.raises(CorruptArchiveError, match=r'a.zip: index.keys fails its crc32; "edcache copy a.zip'):
+        with pytest.raises(
+            CorruptArchiveError, match=r'a.zip: index.keys fails its crc32; "edcache copy a.zip'
+        ):
             table.items()
     if behind:
         with pytest.raises(CorruptArchiveError, match="index.keys fails its crc32"):

@@ -96,7 +96,9 @@ def test_a_flag_that_a_later_release_knows_is_named(flags):
         rows["flags"] = [0, known, flags]
         assert format.joint_flags(rows) == known | flags
         lowest = flags & -flags
-        with pytest.raises(LaterReleaseError, match=f"^needs the row flag {lowest}, which a later release of"):
+        with pytest.raises(
+            LaterReleaseError, match=f"^needs the row flag {lowest}, which a later release of"
+        ):
             format.check_flags(format.joint_flags(rows))
     assert format.joint_flags(np.zeros(0, ROW)) == 0
 
