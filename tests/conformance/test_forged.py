@@ -23,7 +23,7 @@ import zstandard
 
 import edcache
 from edcache import format
-from edcache.format import CHUNK, COLUMN, INDEX, PAGE, ROOT, ROW, Header
+from edcache.format import CHUNK, COLUMN, INDEX, PAGE, ROOT, Header
 from edcache.format.records import records_offset
 
 SECONDS = 60
@@ -32,7 +32,10 @@ SAMPLES = [{"x": np.arange(40) * k, "y": k, "text": "word " * k} for k in range(
 
 
 class Parts:
-    """An archive taken apart: what its entries say, to be changed and written again."""
+    """An archive taken apart: what its entries say, to be changed and written again.
+
+    rows, index: with the crc32 of each record, which the file has as a sum; offsets count from the first record.
+    """
 
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
@@ -43,25 +46,31 @@ class Parts:
         head, cursor = format.read_head(pread, str(path))
         self.head = data[: cursor.offset]
         self.uuid, self.cursor = head.uuid, cursor
-        headers = [one for group in format.walk(pread, len(data), head.uuid, cursor) for one in group]
+        groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+        headers = [one for group in groups for one in group]
         payloads = {one.kind: pread(one.payload_offset, one.nbytes) for one in headers}
         self.chunk = next(one for one in headers if one.kind == CHUNK)
         self.table = format.read_table(pread, self.chunk, str(path))
         self.samples, self.rows = self.table.samples.copy(), self.table.rows.copy()
+        self.records_offset = records_offset(self.chunk)
+        self.rows["offset"] -= np.uint64(self.records_offset)
+        self.index = self.rows.copy()
+        # Where sums say that they stand: in which archive, and how far from where they do.
+        self.salt_uuid, self.salt_shift = self.uuid, 0
         self.schemas, self.labels = list(self.table.schemas), self.table.labels
         self.records = payloads[CHUNK][records_offset(self.chunk) - self.chunk.payload_offset :]
-        self.index = np.frombuffer(payloads[INDEX], ROW).copy()
         self.column, self.root = payloads[COLUMN], json.loads(payloads[ROOT])
         self.is_sealed = True
         # What is changed of a header, or put in the place of a text.
         self.chunk_fields: dict[str, Any] = {}
         self.root_text: Callable[[str], str] = lambda text: text
 
-    def sign(self) -> None:
-        """Let the sums of rows fit what the rows say."""
-        for rows, samples in ((self.index, np.arange(len(self.index))), (self.rows, self.samples)):
-            before = self.table.rows["crc32"] ^ format.keys(self.table.samples, self.table.rows)
-            rows["crc32"] = before[: len(rows)] ^ format.keys(samples, rows)
+    def resalted(self, rows: format.Rows, start: int) -> format.Rows:
+        """Rows that get another salt if they are bound to a payload that starts there."""
+        rows = rows.copy()
+        own, other = format.salt(self.uuid, start), format.salt(self.salt_uuid, start + self.salt_shift)
+        rows["crc32"] ^= np.uint32(own ^ other)
+        return rows
 
     def write(self, path: Path) -> None:
         """The archive, with checksums and links that hold."""
@@ -80,13 +89,20 @@ class Parts:
             cursor = format.Cursor.behind(header)
             return header
 
-        table = format.pack_table(self.samples, self.rows, self.schemas, self.labels)
+        start = cursor.offset + format.header_nbytes("chunks/00000001")
+        own = self.resalted(self.rows, start)
+        table = format.pack_table(self.samples, own, self.schemas, self.labels, self.uuid, start)
+        first_record = start + format.align(len(table), 64)
         padded = table.ljust(format.align(len(table), 64), b"\0")
         fields = {"first": 0, "end": 8, "table_nbytes": len(table), "table_crc32": format.crc32(table)}
         put(CHUNK, "chunks/00000001", padded + self.records, **fields | self.chunk_fields)
         if self.is_sealed:
+            start = cursor.offset + format.header_nbytes("index.rows")
+            index = self.resalted(self.index, start)
+            index["offset"] += np.uint64(first_record)
+            index = format.bound(np.arange(len(index)), index, format.salt(self.uuid, start))
             for key, kind, name, payload in (
-                ("index", INDEX, "index.rows", self.index.tobytes()),
+                ("index", INDEX, "index.rows", index.tobytes()),
                 ("labels", COLUMN, "labels/y.arrow", self.column),
             ):
                 header = put(kind, name, payload)
@@ -102,13 +118,23 @@ class Parts:
         path.write_bytes(data)
 
 
-def rows(name: str, index: int, value: int, *, signed: bool = True) -> Callable[[Parts], None]:
-    """A field of a row, in the index and in the chunk."""
+def rows(name: str, index: int, value: int) -> Callable[[Parts], None]:
+    """A field of a row, in the index and in the chunk; its sum fits the rest."""
 
     def change(parts: Parts) -> None:
-        parts.index[name][index] = parts.rows[name][index] = value
-        if signed:
-            parts.sign()
+        said = (value - parts.records_offset) % (1 << 64) if name == "offset" else value
+        parts.index[name][index] = parts.rows[name][index] = said
+
+    return change
+
+
+def swapped(one: int, other: int, *names: str) -> Callable[[Parts], None]:
+    """Fields of two rows, each in the place of the other's."""
+
+    def change(parts: Parts) -> None:
+        for some in (parts.index, parts.rows):
+            for name in names:
+                some[name][[one, other]] = some[name][[other, one]]
 
     return change
 
@@ -165,7 +191,7 @@ def record(data: bytes, **row: int) -> Callable[[Parts], None]:
     """Another record of sample 2, with a sum that holds."""
 
     def change(parts: Parts) -> None:
-        start = int(parts.rows["offset"][2]) - records_offset(parts.chunk)
+        start = int(parts.rows["offset"][2])
         nbytes = int(parts.rows["nbytes"][2])
         behind = parts.records[start + nbytes :]
         parts.records = parts.records[:start] + data.ljust(nbytes, b"\0") + behind
@@ -173,8 +199,7 @@ def record(data: bytes, **row: int) -> Callable[[Parts], None]:
         for some in (parts.index, parts.rows):
             for name, value in {"nbytes": len(data), **row}.items():
                 some[name][2] = value
-            key = format.key(2, int(some["schema"][2]), int(some["flags"][2]))
-            some["crc32"][2] = format.crc32(data) ^ key
+            some["crc32"][2] = format.crc32(data)
 
     return change
 
@@ -202,7 +227,12 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "flags of none": rows("flags", 2, 0),
     "flags of a frame": rows("flags", 2, 3),
     "flags that nobody knows": rows("flags", 2, 0xFFFD),
-    "sum of another sample": rows("crc32", 2, 0, signed=False),
+    "flags that a later release knows": rows("flags", 2, 5),
+    "sum of nothing": rows("crc32", 2, 0),
+    "sum of another sample": swapped(2, 3, "crc32"),
+    "place of another sample": swapped(2, 3, "offset", "nbytes"),
+    "sums of another archive": lambda parts: setattr(parts, "salt_uuid", bytes(16)),
+    "sums of another place": lambda parts: setattr(parts, "salt_shift", 64),
     "length of a billion": root("length", 10**9),
     "length of 2**62": root("length", 1 << 62),
     "length below the rows": root("length", 3),
@@ -219,6 +249,18 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "failures of samples beyond": root("failures", [[1 << 61, True, "a", "b", "c"]]),
     "dropped that are numbers": root("dropped", [5]),
     "a chunk count beyond all": root("chunks", 1 << 61),
+    "features that nobody knows": root("reads", ["x"]),
+    "features that are a text": root("reads", "x"),
+    "features of writers that are numbers": root("writes", [5]),
+    "more that is a list": root("more", []),
+    "a key that nobody knows": root("order", [0]),
+    "keys in the head": root("keys", [0, 48, 0, 2]),
+    "keys beyond the file": root("keys", [1 << 40, 48, 0, 2]),
+    "more keys than bytes": root("keys", [0, 48, 0, 1 << 60]),
+    "keys without a number": root("keys", [0, 48, 0]),
+    "an order that is none": root("is_reordered", True),
+    "an order that is a number": root("is_reordered", 1),
+    "synced or not": root("is_synced", None),
     "a column of another place": lambda parts: parts.root["labels"].update(z=[1 << 50, 9, 9, INT64, False]),
     "a type that does not exist": label("int65"),
     "a type of nested lists": label(["list", ["list", "int64"]]),
@@ -255,7 +297,11 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "a next beyond the file": chunk(is_sealed=False, next=1 << 50),
     "another number": chunk(number=5),
     "another uuid": chunk(uuid=bytes(16)),
-    "a kind that nobody knows": chunk(kind=4),
+    "a chunk that says to be a column": chunk(kind=COLUMN),
+    "a chunk that says to be a part": chunk(kind=format.PART),
+    "a kind that nobody knows": chunk(kind=7),
+    "a version that nobody knows": chunk(version=4),
+    "a version of before": chunk(version=2),
 }
 
 
@@ -311,6 +357,7 @@ def _ordeal(path: Path) -> None:
             lambda ds: ds.select("x").batch([2, 3]),
             lambda ds: ds.labels["y"],
             lambda ds: ds.filter("y > 2").indices,
+            lambda ds: ds._reader.session.keys and ds._reader.session.keys.find(format.key_hashes([1, "1"])),
         ]
         for read in reads:
             with suppress(*refusals):
