@@ -114,7 +114,7 @@ class Session:
             format.salvage(chain, file.pread, file.next_data, self.size)
             return chain
         while self.size > chain.end or chain.unread is not None:
-            is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
+            is_fresh = not isinstance(file, File) or storage.is_fresh(file)
             damage = format.find_damage(chain, file.pread, file.next_data, self.size, is_fresh)
             # A writer may have published the next entries since.
             if damage is None:
@@ -138,11 +138,7 @@ class Session:
     @property
     def is_durable(self) -> bool:
         """False if it was sealed without a sync, and a power cut may have taken bytes since."""
-        if (
-            self._root_place is None
-            or not isinstance(self.file, File)
-            or storage.written_since_boot(self.file)
-        ):
+        if self._root_place is None or not isinstance(self.file, File) or storage.is_fresh(self.file):
             return True
         start = self._root_place.offset - format.header_nbytes("root.json")
         header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))

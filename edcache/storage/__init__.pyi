@@ -1,9 +1,10 @@
 from . import calls as calls
 from .calls import WHOLE_FILE_LOCK as WHOLE_FILE_LOCK
 from .errors import storage_error as storage_error
+from .file import RECOVERY as RECOVERY
 from .file import File as File
+from .file import is_fresh as is_fresh
 from .file import move as move
-from .file import written_since_boot as written_since_boot
 from .memory import MORE_MEMORY as MORE_MEMORY
 from .memory import free_unheld_memory as free_unheld_memory
 from .memory import is_in_memory as is_in_memory

@@ -14,9 +14,11 @@ from edcache.base import StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error
 from edcache.storage.handle import Handle, identity_of
-from edcache.storage.paths import Stamp, absolute, replace, stamp_of
+from edcache.storage.paths import Stamp, absolute, exists, replace, stamp_of
 from edcache.storage.source import ByteSource
 
+RECOVERY: Final = ".edcache.cut"
+"""Ending of the name of the file that stands beside an archive while it is recovered after a power cut."""
 _MAX_OFFSET: Final = 1 << 62
 _CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
@@ -293,7 +295,7 @@ def _filesystem(device: int) -> str:
     return types[-1] if types else ""
 
 
-def written_since_boot(file: File) -> bool:
-    """True if the last write happened under the running kernel, so that no power cut came after it."""
+def is_fresh(file: File) -> bool:
+    """True if no power cut came after the last write, or its recovery has ended: the running kernel made the write."""
     boot_time = calls.boot_time()
-    return boot_time is not None and file.modified() > boot_time + 1
+    return boot_time is not None and file.modified() > boot_time + 1 and not exists(file.absolute + RECOVERY)

@@ -34,7 +34,7 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.group import Group
-from edcache.writer.recovery import discard_abandoned, lacks_head, recovered, set_aside
+from edcache.writer.recovery import Aside, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
 
@@ -170,25 +170,21 @@ class Appender:
         boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
         """
         self._look()
-        self._refuse_damage()
-        if storage.written_since_boot(self.file):
+        is_fresh = storage.is_fresh(self.file)
+        self._refuse_damage(is_fresh)
+        if is_fresh:
             self._mend_end()
             return
         loss = format.find_loss(self.chain, self.file.pread)
         if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
+        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
         sound = [chunk for header in loss.chunks for chunk in recovered(self.file, header)]
-        kept, is_cut = set_aside(self.file, self.chain), self.file.size() > self.chain.end
         self._mend_end()
-        if is_cut and self.syncs:
-            # So that the next power cut does not bring back what was cut off amid what is written in its place.
-            self.file.sync()
-        if kept is not None or loss.chunks:
-            lost = [header.number for header in loss.chunks]
-            self._replace(lost, [*sound, *([] if kept is None else kept.chunks)])
-        if kept is not None:
-            kept.close()
+        if aside is not None:
+            self._replace([header.number for header in loss.chunks], [*sound, *aside.chunks])
+            aside.end()
 
     def _replace(self, lost: list[int], sound: list[Chunk]) -> None:
         """Append what is sound of chunks that lost something, then a note that names these, by their numbers."""
@@ -202,10 +198,10 @@ class Appender:
         self._seconds = seconds
         self.sync()
 
-    def _refuse_damage(self) -> None:
+    def _refuse_damage(self, is_fresh: bool) -> None:
         """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see `Head`."""
         format.check_writable(self.chain.writes, self.path)
-        file, is_fresh = self.file, storage.written_since_boot(self.file)
+        file = self.file
         damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
         if damage is not None:
             raise CorruptArchiveError(
@@ -242,7 +238,7 @@ class Appender:
             self._look()
             format.check_writable(self.chain.writes, self.path)
             if self.file.size() > self.chain.end:
-                self._refuse_damage()
+                self._refuse_damage(storage.is_fresh(self.file))
             self._mend_end()
             yield
 
@@ -250,7 +246,11 @@ class Appender:
         """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
+            is_written = bool(self.file.pread(chain.cursor.offset, format.LEAST_HEADER_NBYTES).strip(b"\0"))
             self.file.truncate(end)
+            if is_written and self.syncs:
+                # So that a power cut does not mix the header that was cut off with the one in its place.
+                self.file.sync()
         if chain.sealed:
             assert chain.root_header is not None
             at, directory = chain.root_header.payload_end, chain.directory(self.file.pread)

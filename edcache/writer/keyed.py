@@ -36,7 +36,6 @@ from edcache.writer.features import has_method
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
 from edcache.writer.match import tells_source
-from edcache.writer.recovery import CUT
 from edcache.writer.seal import Order, seal
 from edcache.writer.store import store_at
 
@@ -323,7 +322,7 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
         places = keyed.places_in(contents, appender.chain.cursor)
         takeovers, own = list[_Takeover](), _stages_of(appender)
         for path in _stages_at(appender.path):
-            if not path.startswith(own) or CUT in path or not recover(path):
+            if not path.startswith(own) or storage.RECOVERY in path or not recover(path):
                 continue
             one = stack.enter_context(closing(_Takeover(path, start)))
             missing = np.count_nonzero(places < 0)

@@ -9,7 +9,9 @@ their places, so that another crash takes none of it: `edcache copy --skip-damag
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -19,7 +21,6 @@ import numpy as np
 
 from edcache import base, format, storage
 from edcache.base import (
-    ArchiveExistsError,
     ArchiveNotFoundError,
     CorruptArchiveError,
     PartialArchiveWarning,
@@ -29,8 +30,6 @@ from edcache.storage import File
 from edcache.writer.chunk import Chunk
 
 _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
-CUT: Final = ".edcache.cut-"
-"""Ending of the name of a file of what was cut off, before an offset."""
 _SECTOR: Final = 512
 _COPIED_NBYTES: Final = 1 << 24
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
@@ -117,48 +116,79 @@ def recovered(file: File, header: Header) -> list[Chunk]:
 
 
 class Aside:
-    """File of what is cut off. chunks: of its sound records. closing it deletes it, unless it has other samples."""
+    """File beside an archive that is recovered, with what is cut off of it.
 
-    def __init__(self, file: File, headers: list[Header]) -> None:
+    It is made before the archive changes, and its head is written last. While it is there every process that opens the
+    archive recovers it, by the same steps; with a head it has all that was cut off.
+
+    Attributes: chunks: of the sound records in it.
+    """
+
+    def __init__(self, file: File, uuid: bytes) -> None:
         self._file = file
+        found = format.later_headers(file.pread, file.next_data, format.PAGE, file.size(), uuid)
+        headers = [one for at, one in found if at == one.offset and one.payload_end <= file.size()]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
         plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
         self._is_all = len(plain) == len([one for one in headers if one.kind in (format.CHUNK, format.PART)])
         self.chunks = [chunk for header in plain for chunk in recovered(file, header)]
 
-    def close(self) -> None:
-        """Close the file."""
+    @classmethod
+    def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:
+        """Copy the bytes behind the end of a chain, or take those that an earlier recovery copied.
+
+        Returns: None if no sample stands among them and it is not needed otherwise.
+        """
+        path, uuid = archive.absolute + storage.RECOVERY, chain.head.uuid
+        if not is_needed and not storage.exists(path) and not _has_samples(archive, chain):
+            return None
+        file = File.open(path, "a")
+        if _uuid_of(file) != uuid:
+            file.truncate(0)
+            _copy(archive, file, chain.end, archive.size())
+            file.sync()
+            _copy(archive, file, 0, chain.first.offset)
+            file.sync()
+            storage.sync_directory(os.path.dirname(path))
+        return cls(file, uuid)
+
+    def end(self) -> None:
+        """Delete the file; keep it under another name, with a warning, if samples of it are of a seal that is lost."""
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)
             return
+        kept = _free_name(f"{self._file.path}-kept")
+        storage.replace(self._file.path, kept)
         base.warn(
-            f'{self._file.path}: samples of a seal that a power cut took; "edcache copy {self._file.path} -o NEW '
-            '--skip-damaged" reads them',
+            f"{kept}: samples of a seal that a power cut took are kept here: "
+            f'"edcache copy {kept} -o NEW --skip-damaged" reads them',
             PartialArchiveWarning,
         )
 
 
-def set_aside(file: File, chain: Chain) -> Aside | None:
-    """Copy the bytes behind the end of a chain to a file beside; None if no sample stands among them."""
-    end, size = chain.end, file.size()
-    later = format.later_headers(file.pread, file.next_data, end, size, chain.head.uuid)
-    headers = [one for at, one in later if at == one.offset and one.payload_end <= size]
-    if not any(one.kind in (format.CHUNK, format.PART) for one in headers):
+def _uuid_of(file: File) -> bytes | None:
+    """Read the uuid of a file; None if it has no whole head."""
+    try:
+        return format.read_head(file.pread, file.path)[0].uuid
+    except CorruptArchiveError:
         return None
-    kept = _beside(f"{file.path}{CUT}{end}")
-    for start, stop in ((0, chain.first.offset), (end, size)):
-        for at in range(start, stop, _COPIED_NBYTES):
-            kept.pwrite(at, file.pread(at, min(_COPIED_NBYTES, stop - at)))
-    kept.sync()
-    return Aside(kept, headers)
 
 
-def _beside(path: str) -> File:
-    """Make a file of a name that is free."""
-    name, number = path, 1
-    while True:
-        with suppress(ArchiveExistsError):
-            return File.open(name, "x")
-        number += 1
-        name = f"{path}-{number}"
+def _has_samples(file: File, chain: Chain) -> bool:
+    size = file.size()
+    later = format.later_headers(file.pread, file.next_data, chain.end, size, chain.head.uuid)
+    return any(
+        header.kind in (format.CHUNK, format.PART) and at == header.offset and header.payload_end <= size
+        for at, header in later
+    )
+
+
+def _copy(source: File, target: File, start: int, stop: int) -> None:
+    for at in range(start, stop, _COPIED_NBYTES):
+        target.pwrite(at, source.pread(at, min(_COPIED_NBYTES, stop - at)))
+
+
+def _free_name(path: str) -> str:
+    names = itertools.chain([path], (f"{path}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not storage.exists(name))

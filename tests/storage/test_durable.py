@@ -206,7 +206,7 @@ def test_what_would_have_to_be_waited_for_is_not_cached(path, monkeypatch):
 def test_where_the_start_of_the_machine_is_unknown_nothing_counts_as_written_since(path, monkeypatch):
     file = File.open(path, "x")
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
-    assert not storage.written_since_boot(file)
+    assert not storage.is_fresh(file)
     file.close()
 
 
@@ -322,10 +322,10 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
 
     file, system = File.open(path, "x"), Booted()
     with replace_system(system):
-        assert not storage.written_since_boot(file)
+        assert not storage.is_fresh(file)
         for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
             system.when = when
-            assert storage.written_since_boot(file) is expected
+            assert storage.is_fresh(file) is expected
     file.close()
 
 
