@@ -1,7 +1,7 @@
 """Every byte and every length of small archives of each kind: the same samples and labels, or an error.
 
 `verify` finds all damage. A reader gives no other sample, label or selection, and calls nothing complete that lacks
-some. A writer that goes on loses nothing but a torn tail.
+some. A writer refuses, or goes on and keeps each sample that a reader had before it, in whatever boot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import MAX_HEADER_NBYTES, PAGE, Failure, columns, contents, parse_header
+from edcache.format import Failure, columns, contents
 from edcache.writer import Appender
 
 pytestmark = [
@@ -200,9 +200,9 @@ def is_like(found: State, expected: State) -> bool:
     )
 
 
-def reads(data: bytes, maps: bool) -> State | None:
+def reads(data: bytes, maps: bool = False, rebooted: bool = False) -> State | None:
     """What a reader finds; None after an error."""
-    disk = (MappedDisk if maps else MemoryDisk)({PATH: data})
+    disk = (MappedDisk if maps else MemoryDisk)({PATH: data}, rebooted)
     with replace_system(disk):
         try:
             found = state(CachedDataset.from_cache(PATH, allow_partial=True))
@@ -240,39 +240,22 @@ def goes_on(data: bytes, rebooted: bool) -> State | None:
             return None
 
 
-def lost(found: State, kind: Kind, torn: bool) -> Iterator[str]:
-    """What a writer has lost that went on. torn: it may have cut off what a crash can leave so."""
-    states = [State(False, 0, {}, {}), *kind.states] if torn else kind.states[-1:]
-    problems = [list(_lost(found, one)) for one in states]
-    if all(problems):
-        yield from problems[-1]
-
-
-def _lost(found: State, expected: State) -> Iterator[str]:
-    """How what a writer went on from differs from a state of the archive."""
+def lost(before: State | None, found: State, kind: Kind) -> Iterator[str]:
+    """What a writer has lost that went on: of what a reader had before it; of all, if a reader was told of damage."""
+    newest = kind.states[-1]
+    expected = newest if before is None else before
     for index, version in ({12: NEW} | expected.samples).items():
-        if found.samples.get(index) not in (version, "CorruptRecordError"):
+        if not isinstance(version, str) and found.samples.get(index) != version:
             yield f"went on, and sample {index} has version {found.samples.get(index)}, not {version}"
-    if found.samples.keys() - expected.samples.keys() - {12}:
+    if found.samples.keys() - newest.samples.keys() - {12}:
         yield f"went on, and there are samples {list(found.samples)}"
-    if expected.labels and found.labels.keys() != expected.labels.keys():
-        yield f"went on, and the labels are {list(found.labels)}, not {list(expected.labels)}"
-    for name, values in expected.labels.items():
-        own = found.labels.get(name, [])[: len(values)]
-        if own != values:
-            yield f"went on, and the label {name} is {own}, not {values}"
-
-
-def may_be_torn(kind: Kind, offset: int, rebooted: bool) -> bool:
-    """True if a kill may leave a byte so, or a power cut, which spares what was synced."""
-    headers = [parse_header(kind.data[at : at + MAX_HEADER_NBYTES]) for at in range(0, len(kind.data), PAGE)]
-    entries = [header for header in headers if header is not None]
-    sealed, last = kind.states[-1].sealed, entries[-1]
-    if rebooted and not sealed:
-        return True
-    # The headers of a seal are synced once it is told to be there; nothing in the file says so.
-    tail = [one for one in entries if rebooted and one.durable == last.durable] + ([] if sealed else [last])
-    return any(one.offset <= offset < one.payload_offset for one in tail)
+    if newest.labels and found.labels.keys() != newest.labels.keys():
+        yield f"went on, and the labels are {list(found.labels)}, not {list(newest.labels)}"
+    for name, values in newest.labels.items():
+        own = found.labels.get(name, [])
+        differ = [k for k in found.samples if k < len(values) and own[k] != values[k]]
+        if differ:
+            yield f"went on, and the label {name} of {differ} is {own}, not {values}"
 
 
 def chosen(name: str, data: bytes, part: int, parts: int) -> list[int]:
@@ -298,10 +281,10 @@ def test_every_flipped_bit_is_found_and_never_read(name: str, part: int, tally: 
     for offset in offsets:
         bit = 1 << rng.randrange(8)
         changed = flipped(data, offset, bit)
-        told = list(read_wrong(changed, kind, rng.random() < 0.5, may_be_torn(kind, offset, rebooted=False)))
+        told = list(read_wrong(changed, kind, rng.random() < 0.5, is_cut=False))
         rebooted = rng.random() < 0.5
         found = goes_on(changed, rebooted)
-        told += [] if found is None else lost(found, kind, may_be_torn(kind, offset, rebooted))
+        told += [] if found is None else lost(reads(changed, rebooted=rebooted), found, kind)
         report = verified(changed)
         if report is not None and not report.problems and report.chunks == whole.chunks:
             told.append("verify says sound")
@@ -323,6 +306,10 @@ def test_every_shorter_file_is_found_or_is_what_it_was_once(name: str, tally: An
     for length in lengths:
         cut = kind.data[:length]
         told = list(read_wrong(cut, kind, rng.random() < 0.5, is_cut=True))
+        rebooted = rng.random() < 0.5
+        found, before = goes_on(cut, rebooted), reads(cut, rebooted=rebooted)
+        if found is not None and before is not None:
+            told += [one for one in lost(before, found, kind) if "version" in one]
         report = verified(cut)
         if report is not None and report.sealed and report.sound and b"edcache 3 root.json" not in cut[-80:]:
             told.append(f"verify says sealed and sound: {report}")

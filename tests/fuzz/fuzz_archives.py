@@ -205,7 +205,7 @@ def _taken_apart(number: int) -> Archive:
     head = format.parse_header(data)
     assert head is not None
     _, cursor = format.read_head(pread, "base")
-    groups = format.walk(pread, len(data), UUID, cursor)
+    groups = format.walk(pread, len(data), UUID, cursor, "base")
     return Archive(
         data[head.payload_offset : head.next].rstrip(),
         [_part(header, data) for group in groups for header in group],

@@ -157,21 +157,6 @@ def test_a_payload_cut_short_fails_its_crc(path):
     )
 
 
-def test_the_first_unsound_group_behind_the_last_sync_ends_a_file(path):
-    write(path, range(9), seal=False)
-    file, chain = whole_chain(path)
-    assert chain.unsound_group(file.pread) is None
-    data = bytearray(path.read_bytes())
-    for chunk in (chain.chunks[2], chain.chunks[1]):
-        data[chunk.payload_end - 1] ^= 1
-        path.write_bytes(data)
-        assert chain.unsound_group(file.pread) == chunk.offset
-    chain.durable = chain.chunks[1].payload_end
-    assert chain.unsound_group(file.pread) == chain.chunks[2].offset
-    chain.durable = chain.cursor.offset
-    assert chain.unsound_group(file.pread) is None
-
-
 @settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(0, 12), min_size=1, max_size=25),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edcache import CacheWriter
+from edcache import CacheWriter, format
 from edcache.errors import CorruptArchiveError
 from edcache.format import PRESENT, ROW, Place
 from edcache.reader import Reader, index
@@ -142,8 +142,23 @@ def test_a_sealed_and_an_unsealed_archive_have_the_same_rows(tmp_path):
     writer.close()
     sealed = Reader(tmp_path / "a.zip", allow_partial=True)
     assert sealed.sealed
-    assert unsealed.rows.tolist() == sealed.rows.tolist()
-    assert unsealed.session.index.held().tolist() == sealed.session.index.held().tolist() == [0, 1, 2, 5, 7]
+    held = [0, 1, 2, 5, 7]
+    of_unsealed, of_sealed = unsealed.session.index, sealed.session.index
+    samples = np.arange(8)
+    unbound = of_sealed.unbound_rows(samples)
+    assert of_unsealed.unbound_rows(samples).tolist() == unbound.tolist()
+    for found in (of_unsealed, of_sealed):
+        rows = [found.row(k) for k in samples.tolist()]
+        assert found.rows(samples).tolist() == rows
+        crcs = [found.crc32_of(k, row) for k, row in enumerate(rows)]
+        assert [c for c, row in zip(crcs, rows, strict=True) if row[4]] == unbound["crc32"][held].tolist()
+    # In the file they are bound to where they stand.
+    place = of_sealed.place
+    stored = np.frombuffer((tmp_path / "a.zip").read_bytes()[place.offset :][: place.nbytes], ROW)
+    assert np.array_equal(sealed.rows, stored)
+    salt = format.salt(sealed.head.uuid, place.offset)
+    assert np.array_equal(format.bound(samples, unbound, salt), stored)
+    assert unsealed.session.index.held().tolist() == sealed.session.index.held().tolist() == held
 
 
 def test_threads_that_let_go_of_each_others_rows_get_their_own(monkeypatch):

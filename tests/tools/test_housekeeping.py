@@ -226,7 +226,7 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
 ) -> None:
     archive(cache / "sound.zip")
     damaged(partial(cache / "head.zip"), offset=300)
-    table = next(format.walk(*_chain(partial(cache / "chunk.zip"))))[0].payload_offset
+    table = next(format.walk(*_chain(partial(cache / "chunk.zip")), "chunk.zip"))[0].payload_offset
     damaged(cache / "chunk.zip", offset=table + 20)
     CachedDataset(Gaps(), cache / "index.zip", on_error="skip_final")
     damaged(cache / "index.zip")

@@ -69,7 +69,7 @@ def places(path):
         "table": (chunk["offset"] + chunk["nbytes"] + 300, r"its table fails its crc32"),
         "header": (
             chunk["offset"] + 20,
-            rf"no entry fits at offset {chunk['offset']:,}, but root.json follows",
+            rf"no entry fits at offset {chunk['offset']:,}, but other bytes stand there",
         ),
         "index": (index["offset"] + index["nbytes"] + 90, r"index.rows has crc32 0x"),
         "labels": (labels["offset"] + labels["nbytes"] + 300, r"labels/y.arrow has crc32 0x"),
@@ -101,7 +101,29 @@ def test_a_broken_chain_is_told_from_a_torn_tail(tmp_path):
     second = [e.fields for e in reference.entries(path)][2]
     flip(path, second["offset"] + 5)
     (problem,) = edcache.verify(path).problems
-    assert "no entry fits at offset 8,192, but chunks/00000003 follows at offset" in problem
+    assert "no entry fits at offset 8,192, but other bytes stand there" in problem
+    data = bytearray(path.read_bytes())
+    data[second["offset"] : second["offset"] + 512] = bytes(512)
+    path.write_bytes(data)
+    (problem,) = edcache.verify(path).problems
+    assert "no entry fits at offset 8,192, but chunks/00000003 follows at offset 12,288;" in problem
+
+
+@pytest.mark.parametrize("what", ["header", "bytes taken out", "bytes put in"])
+def test_what_a_sealed_archive_has_behind_damage_is_found_by_its_root(tmp_path, what):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    chunk = [e.fields for e in reference.entries(path)][2]
+    data, at = path.read_bytes(), chunk["offset"]
+    changed = {
+        "header": data[:at] + bytes(512) + data[at + 512 :],
+        "bytes taken out": data[:at] + data[at + 4096 :],
+        "bytes put in": data[:at] + bytes(4096) + data[at:],
+    }
+    path.write_bytes(changed[what])
+    problems = edcache.verify(path).problems
+    told = f"no entry fits at offset {at:,}, but (root.json|chunks/.*|index.rows) follows"
+    assert any(re.search(told, line) for line in problems), problems
 
 
 def test_progress_counts_bytes_up_to_the_whole(tmp_path):

@@ -184,7 +184,7 @@ def chunks_of(path):
         return data[offset : offset + nbytes]
 
     head, cursor = format.read_head(pread, str(path))
-    groups = format.walk(pread, len(data), head.uuid, cursor)
+    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
     return [header for group in groups for header in group if header.kind == format.CHUNK]
 
 
