@@ -72,10 +72,14 @@ def walk(path: str | Path) -> Archive:
     _check_head(said, head.fields["uuid"])
     names, length, chunks = [name for name, _ in said["labels"]], said["length"] or 0, 0
     found, seen = Archive(0, {}, {}, {name: {} for name in names}, {}), set[bytes]()
+    lost = _lost(rest)
+    assert lost <= {entry.fields["number"] for entry in rest if entry.fields["kind"] == CHUNK}
     for entry in rest:
+        if entry.fields["number"] in lost:
+            continue
         if entry.fields["kind"] == NOTE:
             note = json.loads(entry.payload)
-            assert {*note} <= {"length", "fingerprint", "failed", "more"}
+            assert {*note} <= {"length", "fingerprint", "failed", "lost", "more"}
             assert type(note.get("more", {})) is dict
             length = note.get("length") or length
             found.failed.update({index: why for index, *why in note.get("failed", [])})
@@ -158,7 +162,19 @@ def entries(path: str | Path) -> list[Entry]:
         if kind in (HEAD, CHUNK, NOTE, ROOT):
             found, group = found + group, []
     assert found, "no head"
+    lost = _lost(found)
+    for entry in found:
+        if entry.fields["number"] not in lost:
+            assert zlib.crc32(entry.payload) == entry.fields["payload_crc"], entry.fields["name"]
+            table = entry.payload[: entry.fields["table_nbytes"]]
+            assert zlib.crc32(table) == entry.fields["table_crc"], entry.fields["name"]
     return found
+
+
+def _lost(entries: list[Entry]) -> set[int]:
+    """The numbers of chunks of which a power cut took something: what was sound stands again in later ones."""
+    notes = [entry.payload for entry in entries if entry.fields["kind"] == NOTE]
+    return {number for note in notes for number in json.loads(note).get("lost", [])}
 
 
 def _entry(data: bytes, before: list[Entry]) -> Entry | None:
@@ -178,14 +194,15 @@ def _entry(data: bytes, before: list[Entry]) -> Entry | None:
     if (f["offset"], f["number"], f["link"], f["uuid"]) != (start, len(before), link, uuid):
         return None
     f["name"], payload = header[30 : 30 + n].decode("ascii"), data[start + nbytes : end]
-    assert local == [45, 0, 0, 0, 0x21, zlib.crc32(payload), MAX32, MAX32], f["name"]
+    f["payload_crc"] = local[5]
+    assert local == [45, 0, 0, 0, 0x21, local[5], MAX32, MAX32], f["name"]
     assert (zip64, again, extra) == ([1, 16], payload_nbytes, nbytes - 30 - n)
     assert (private, private_nbytes, f["version"]) == (0x6465, nbytes - 54 - n, 3)
     assert not any(header[146 + n : nbytes])
     chunk = f"chunks/{len(before):08d}"
     names = NAMES | {CHUNK: chunk, PART: chunk, NOTE: f"notes/{len(before):08d}"}
     assert f["kind"] == COLUMN or f["name"] == names[f["kind"]]
-    assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
+    assert f["table_nbytes"] <= payload_nbytes
     least = -(-end // 4096) * 4096
     assert f["next"] == least or (f["kind"] == ROOT and f["next"] > least and f["next"] % 4096 == 0)
     link = int.from_bytes(hashlib.blake2b(header[: 146 + n], digest_size=8).digest(), "little")
