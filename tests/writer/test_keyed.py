@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
@@ -24,7 +25,7 @@ from tests.kit.damage import flipped
 from tests.kit.likeness import same
 from tests.kit.range_server import serving
 from tests.kit.scale import scaled
-from tests.kit.systems import child_environ
+from tests.kit.systems import System, child_environ, replace_system
 
 
 class Named:
@@ -442,17 +443,113 @@ def test_a_stage_of_an_older_archive_at_the_path_is_not_taken(tmp_path, log, kil
     assert sorted(tmp_path.iterdir()) == [path, log]
 
 
-def test_what_a_killed_refill_appended_is_not_appended_again(tmp_path, log, kill_before_seal):
-    path, names = tmp_path / "a.zip", ["a", "b" * 50_000]
+def test_a_refill_that_is_killed_before_its_seal_leaves_the_archive_and_its_samples_beside(
+    tmp_path, log, kill_before_seal
+):
+    path, names = tmp_path / "a.zip", ["c", "b" * 50_000, "a"]
     filled(Named(log, ["a"]), path)
+    before = path.read_bytes()
     with kill_before_seal():
         filled(Named(log, names), path)
-    size = path.stat().st_size
+    assert path.read_bytes() == before
+    check(CachedDataset.from_cache(path), ["a"], {})
+    assert len(list(tmp_path.glob("a.zip.edcache.keys-*"))) == 1
     take_calls(log)
     check(filled(Named(log, names), path), names, {})
     assert take_calls(log) == []
-    assert path.stat().st_size < size + 300_000
     assert sorted(tmp_path.iterdir()) == [path, log]
+
+
+class Watched(System):
+    """What a kill leaves before each change of a file in a folder; one state for each."""
+
+    def __init__(self, folder):
+        self.folder, self.states = folder, []
+
+    def look(self):
+        files = {path: path.read_bytes() for path in self.folder.iterdir()}
+        if not self.states or self.states[-1] != files:
+            self.states.append(files)
+
+
+for _name in ("pwrite", "truncate", "remove", "replace", "sync"):
+
+    def _watched(self, *arguments, name=_name):
+        self.look()
+        return getattr(System, name)(self, *arguments)
+
+    setattr(Watched, _name, _watched)
+
+
+@pytest.mark.parametrize("failing", [[], ["bb"]], ids=["sound", "one fails"])
+def test_a_kill_at_any_moment_of_a_refill_leaves_the_old_state_or_the_new(tmp_path, log, failing):
+    class Failing(Named):
+        def __getitem__(self, index):
+            if self.names[index] in failing:
+                raise ValueError("it has no image")
+            return super().__getitem__(index)
+
+    def fill(names):
+        return filled(Failing(log, names), path, on_error="skip_final", chunk_size=2)
+
+    def read():
+        with CachedDataset.from_cache(path, allow_partial=True) as ds:
+            found = {ds.labels.to_list("key")[k]: ds[k] for k in np.setdiff1d(range(len(ds)), ds.missing)}
+            assert all(same(sample, value(name, 0)) for name, sample in found.items())
+            return list(found), len(ds)
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path, old, new = folder / "a.zip", ["a", "ccc", "dd"], ["e", "dd", "bb", "a", "fff", "g", "hh"]
+    fill(old)
+    with replace_system(Watched(folder)) as system:
+        fill(new)
+    system.look()
+    sound = [name for name in new if name not in failing]
+    states = {(tuple(old), 3): 0, (tuple(sound), 7): 0}
+    for files in system.states:
+        for file in folder.iterdir():
+            file.unlink()
+        for file, data in files.items():
+            file.write_bytes(data)
+        names, length = read()
+        states[tuple(names), length] += 1  # KeyError: it is neither
+        is_new = length == 7
+        is_whole = is_new or any("edcache.keys-" in file.name for file in files)
+        take_calls(log)
+        fill(new)
+        computed = take_calls(log)
+        assert set(computed) <= {*sound} - {*old}
+        assert not (is_new and computed)
+        assert read() == (sound, 7)
+        assert edcache.verify(path).problems == []
+        assert reference.walk(path).records == reference.read_zip(path).records
+        assert is_whole or computed
+        # A stage that is left behind the seal goes with the next refill.
+        left = {*folder.iterdir()} - {path}
+        assert not left or (is_new and left <= {*files})
+        fill([*new, "other"])
+        assert list(folder.iterdir()) == [path]
+    assert all(states.values()), states
+
+
+def test_new_samples_of_a_refill_are_parts_of_its_seal(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, ["a", "bb"]), path)
+    filled(Named(log, ["bb", "ccc", "a", "dddd"]), path)
+    kinds = [entry.fields["kind"] for entry in reference.entries(path)]
+    first_root = kinds.index(reference.ROOT)
+    assert kinds[: first_root + 1].count(reference.CHUNK) == 1
+    behind = kinds[first_root + 1 :]
+    assert reference.CHUNK not in behind
+    assert behind[0] == reference.PART
+    assert behind[-1] == reference.ROOT
+    names = [
+        entry.fields["name"] for entry in reference.entries(path) if entry.fields["kind"] == reference.PART
+    ]
+    with zipfile.ZipFile(path) as archive:
+        assert set(names) <= set(archive.namelist())
+        assert archive.testzip() is None
 
 
 @pytest.mark.parametrize("is_told", [False, True])
