@@ -1,18 +1,22 @@
 """Reader: what it says of itself and of the samples that it does not have."""
 
+import re
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from damage import flip
 from written import write
 
-from edcache import CacheWriter, format
+from edcache import CachedDataset, CacheWriter, format
 from edcache.errors import (
     ArchiveError,
     CorruptArchiveError,
     MissingSampleError,
     OptionError,
     SampleIndexError,
+    StaleArchiveError,
 )
 from edcache.reader import Reader
 from edcache.writer import seal
@@ -106,3 +110,50 @@ def test_damaged_labels_are_named_and_the_samples_read_on(path):
     ):
         reader.labels()
     assert reader.read(4)["y"] == 4
+
+
+READS = {
+    "a sample": lambda ds: ds[0],
+    "a field": lambda ds: ds.select("x")[0],
+    "a batch": lambda ds: ds.batch([0, 1, 2]),
+    "a batch of a view": lambda ds: ds[::-1].batch([0]),
+    "samples": lambda ds: ds.__getitems__([2, 0]),
+    "all": list,
+    "a loader": lambda ds: next(iter(torch.utils.data.DataLoader(ds, 2))),
+}
+
+
+@pytest.mark.parametrize("is_checked", [False, True], ids=["at first", "after it was read"])
+@pytest.mark.parametrize("verify", ["touch", "never"])
+@pytest.mark.parametrize("read", READS)
+def test_an_archive_that_another_is_copied_over_in_place_is_stale(tmp_path, read, verify, is_checked):
+    """As by `cp`, which keeps the file: what is mapped has other bytes then, and what was checked is not again."""
+    path, other = tmp_path / "a.zip", tmp_path / "b.zip"
+    write(path, [sample(k) for k in range(9)])
+    write(other, [sample(k + 5) for k in range(9)])
+    several = [write(tmp_path / f"{k}.zip", [sample(k)]) for k in range(2)]
+    with (
+        CachedDataset.from_cache(path, verify=verify) as alone,
+        CachedDataset.from_cache([path, *several], verify=verify) as joined,
+    ):
+        if is_checked:
+            assert [one["y"] for one in alone] == list(range(9))
+            assert [one["y"] for one in joined] == [*range(9), 0, 1]
+        shutil.copyfile(other, path)
+        told = (
+            f"{path}: another archive was written over it while it was open; open it again. Give a new file "
+        )
+        for ds in (alone, joined):
+            with pytest.raises(StaleArchiveError, match=re.escape(told)):
+                READS[read](ds)
+    with CachedDataset.from_cache(path) as again:
+        assert again[0]["y"] == 5
+
+
+def test_the_same_archive_that_grows_in_place_is_not_stale(tmp_path):
+    path = tmp_path / "a.zip"
+    write(path, [sample(k) for k in range(9)])
+    with CachedDataset.from_cache(path) as ds:
+        write(path, [sample(9)], "a")
+        assert ds[0]["y"] == 0
+        assert len(list(ds)) == 9
