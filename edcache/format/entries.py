@@ -85,7 +85,8 @@ class Header:
 
     nbytes, crc32: of the payload. next: offset of the next entry. link: the `link_after` of the entry before. durable:
     bytes of the file up to here were synced before this header was written. Of a chunk, first, end: its lowest sample,
-    and one more than its highest; table_nbytes, table_crc32: of its table. version: of the format.
+    and one more than its highest; table_nbytes, table_crc32: of its table. version: of the format. moved: bytes
+    that damage has moved the entry by, away from its `offset`.
     """
 
     kind: int
@@ -104,6 +105,7 @@ class Header:
     table_crc32: int = 0
     link_after: int = field(default=0, compare=False)
     version: int = VERSION
+    moved: int = 0
 
     @property
     def is_later(self) -> bool:
@@ -113,7 +115,7 @@ class Header:
     @property
     def payload_offset(self) -> int:
         """Offset of the payload."""
-        return self.offset + header_nbytes(self.name)
+        return self.offset + self.moved + header_nbytes(self.name)
 
     @property
     def payload_end(self) -> int:
@@ -191,7 +193,7 @@ class Cursor(NamedTuple):
     @classmethod
     def behind(cls, header: Header) -> Cursor:
         """Return the cursor behind a parsed entry."""
-        return cls(header.next, header.number + 1, header.link_after)
+        return cls(header.next + header.moved, header.number + 1, header.link_after)
 
 
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> Iterator[list[Header]]:

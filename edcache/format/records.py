@@ -244,6 +244,8 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         rows = np.frombuffer(view, ROW, count, at)
         at += rows.nbytes
         check_flags(joint_flags(rows))
+        rows = bound(samples, rows, salt(header.uuid, header.payload_offset - header.moved))
+        rows["offset"] += np.int64(header.moved).astype(np.uint64)
         schemas = schemas_of(base.loads(view[at : at + text_nbytes]))
         low, high = records_offset(header), header.payload_end
         ends = stored_ends(rows)
@@ -257,7 +259,6 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         )
         if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
             raise ValueError("its rows point outside of it, or are of other samples")
-        rows = bound(samples, rows, salt(header.uuid, header.payload_offset))
         return ChunkTable(samples, rows, schemas, view[at + text_nbytes :])
 
 

@@ -7,7 +7,7 @@ What writers leave:
 - A power cut takes whole sectors of what was not synced, in any combination: they are zeros, or what the disk had there
   before. The headers of a seal are not synced until its end record stands.
 
-So anything else means damage, in whatever boot: a header that is written and does not fit; an entry of this archive
+So these mean damage, in whatever boot: a header that is written and does not fit; an entry of this archive
 behind, at whatever offset, unless a power cut may have taken the one before it; a root that the end of the file points
 at, if the file was synced before that end was written. Damage is never cut off: readers and writers refuse it, and
 `save(skip_damaged=True)` keeps what is sound.
@@ -22,6 +22,7 @@ something is replaced by its sound records (`find_loss`), and so are chunks behi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -67,14 +68,12 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     what = f"no entry fits at offset {stop.offset:,}, but"
     if is_fresh and stop != chain.cursor:
         return f"{what} a seal has begun before it"
-    if _is_damaged_header(pread, stop, size, is_fresh):
+    if _is_damaged_header(pread, stop, size):
         return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
     if sealed is not None and sealed[1].offset > stop.offset and (is_fresh or sealed[0].is_synced):
         return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
-    # Where bytes were taken out, what follows has moved into the payload before.
-    start = chain.first.offset if chain.last is None else chain.last.payload_offset
-    for at, header in later_headers(pread, next_data, start, size, chain.head.uuid):
+    for at, header in later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid):
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
         is_of_seal = header.kind not in (CHUNK, NOTE)
@@ -82,6 +81,11 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
             return f"{what} {header.name} follows at offset {at:,}"
     return None
+
+
+def _last_payload(chain: Chain) -> int:
+    """Return the offset behind which to look: where bytes were taken out, what follows has moved into a payload."""
+    return chain.first.offset if chain.last is None else chain.last.payload_offset
 
 
 def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
@@ -92,10 +96,10 @@ def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
     return cursor
 
 
-def _is_damaged_header(pread: PRead, stop: Cursor, size: int, is_fresh: bool) -> bool:
-    """True if the place of a header has neither zeros, nor the begin of a header whose write failed amid.
+def _is_damaged_header(pread: PRead, stop: Cursor, size: int) -> bool:
+    """True if the place of a header has what only the header has that belongs there, and yet does not fit.
 
-    After a power cut it may also have what the disk had there before; but not what only the whole header has.
+    Other bytes may be garbage, the begin of a header whose write failed, or what the disk had there before.
     """
     data = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
     if len(data) < LEAST_HEADER_NBYTES or not data[:LEAST_HEADER_NBYTES].strip(b"\0"):
@@ -103,7 +107,7 @@ def _is_damaged_header(pread: PRead, stop: Cursor, size: int, is_fresh: bool) ->
     header = parse_header(data)
     if header is not None and (header.offset, header.number, header.link) == stop:
         return header.payload_end <= size  # else the file was cut within its payload
-    return _has_link(data, stop.link) or (is_fresh and data[:4] != MAGIC)
+    return _has_link(data, stop.link)
 
 
 def _has_link(data: bytes, link: int) -> bool:
@@ -139,10 +143,11 @@ def later_headers(
 
 
 def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
-    """Add the chunks behind a damaged place of a chain."""
-    for at, header in list(later_headers(pread, next_data, chain.cursor.offset, size, chain.head.uuid)):
-        if header.kind == CHUNK and at == header.offset and header.payload_end <= size:
-            chain.add(pread, [header])
+    """Add the chunks behind a damaged place of a chain, where they are."""
+    for at, header in list(later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)):
+        chunk = replace(header, moved=at - header.offset)
+        if header.kind == CHUNK and chunk.payload_end <= size:
+            chain.add(pread, [chunk])
 
 
 class Loss(NamedTuple):

@@ -180,14 +180,19 @@ class Appender:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
         aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
-        sound = [chunk for header in loss.chunks for chunk in recovered(self.file, header)]
         self._mend_end()
         if aside is not None:
-            self._replace([header.number for header in loss.chunks], [*sound, *aside.chunks])
+            self._replace(loss.chunks, aside.chunks)
             aside.end()
 
-    def _replace(self, lost: list[int], sound: list[Chunk]) -> None:
-        """Append what is sound of chunks that lost something, then a note that names these, by their numbers."""
+    def _replace(self, chunks: list[Header], others: list[Chunk]) -> None:
+        """Append what is sound of chunks that lost something, and others, then a note that names the former."""
+        lost, sound = [header.number for header in chunks], others
+        for header in reversed(chunks):
+            whole = [
+                one for one in self.chain.chunks if one.number > header.number and one.number not in lost
+            ]
+            sound = [*recovered(self.file, header, self.indices_of(whole)), *sound]
         # Before the chunks: types of labels are those of the last one that counts.
         self.chain.forget(lost)
         # Until the note is there no header may say that what is before it is durable.

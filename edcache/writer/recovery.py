@@ -23,6 +23,7 @@ from edcache import base, format, storage
 from edcache.base import (
     ArchiveNotFoundError,
     CorruptArchiveError,
+    Ints,
     PartialArchiveWarning,
 )
 from edcache.format import HEAD_NAME, PAGE, Chain, Head, Header
@@ -102,12 +103,18 @@ def _is_torn_head(data: bytes) -> bool:
     )
 
 
-def recovered(file: File, header: Header) -> list[Chunk]:
-    """Make a chunk of the sound records of one that a power cut took something of; none if none is sound."""
+def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
+    """Make a chunk of the sound records of one that a power cut took something of; none if none is sound.
+
+    newer: samples that whole chunks behind it have, and override.
+    """
     sound = format.find_sound(file.pread, header, file.path)
-    if sound is None or not sound.any():
+    if sound is None:
         return []
     table = format.read_table(file.pread, header, file.path)
+    sound &= ~np.isin(table.samples, newer)
+    if not sound.any():
+        return []
     start = format.records_offset(header)
     rows = table.rows.copy()
     rows["offset"] -= np.uint64(start)
@@ -131,7 +138,7 @@ class Aside:
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
         plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
         self._is_all = len(plain) == len([one for one in headers if one.kind in (format.CHUNK, format.PART)])
-        self.chunks = [chunk for header in plain for chunk in recovered(file, header)]
+        self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]
 
     @classmethod
     def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:

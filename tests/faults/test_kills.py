@@ -181,7 +181,11 @@ def _damage(_: Any) -> None:
         return bytes(data[offset : offset + nbytes])
 
     head, cursor = read_head(pread, scenarios.PATH)
-    chunks = [group[0] for group in walk(pread, len(data), head.uuid, cursor) if group[0].kind == CHUNK]
+    chunks = [
+        group[0]
+        for group in walk(pread, len(data), head.uuid, cursor, scenarios.PATH)
+        if group[0].kind == CHUNK
+    ]
     start = data.index(b"and so on", chunks[1].payload_offset)
     data[start : start + 4] = b"spot"
     Path(scenarios.PATH).write_bytes(data)

@@ -22,7 +22,7 @@ from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import Failure, columns, contents
+from edcache.format import MAX_HEADER_NBYTES, Failure, columns, contents, parse_header
 from edcache.writer import Appender
 
 pytestmark = [
@@ -253,7 +253,7 @@ def lost(before: State | None, found: State, kind: Kind) -> Iterator[str]:
         yield f"went on, and the labels are {list(found.labels)}, not {list(newest.labels)}"
     for name, values in newest.labels.items():
         own = found.labels.get(name, [])
-        differ = [k for k in found.samples if k < len(values) and own[k] != values[k]]
+        differ = [k for k in found.samples if k < min(len(values), len(own)) and own[k] != values[k]]
         if differ:
             yield f"went on, and the label {name} of {differ} is {own}, not {values}"
 
@@ -320,12 +320,16 @@ def test_every_shorter_file_is_found_or_is_what_it_was_once(name: str, tally: An
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("unsealed", "growing")])
 def test_garbage_behind_a_sealed_archive_is_not_read_and_the_next_writer_cuts_it(name: str) -> None:
+    """But for an entry of the archive itself: how it came there nobody knows."""
     kind, rng = made(name), seeded(f"garbage {name}")
     lengths = [1, 2, 3, 4, 21, 22, 23, 97, 191, 192, 193, 4095, 4096, 4097, 5000]
     for length in (*lengths, *(rng.randrange(1, 5001) for _ in range(25))):
         for garbage in (rng.randbytes(length), bytes(length), kind.data[-length:], kind.data[:length]):
             data = kind.data + garbage
             found = reads(data, maps=False)
+            if any(parse_header(garbage[at : at + MAX_HEADER_NBYTES]) for at in range(0, length, 1)):
+                assert goes_on(data, rebooted=False) is None
+                continue
             assert found is not None
             assert found.samples == kind.states[-1].samples
             assert not list(wrong(found, kind, is_cut=False))
