@@ -23,9 +23,10 @@ import pyarrow
 import zstandard
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance"), str(ROOT / "tests" / "kit")]
 
 import golden_samples as samples  # noqa: E402
+from later import of_version  # noqa: E402
 
 import edcache  # noqa: E402
 from edcache import format  # noqa: E402
@@ -227,13 +228,14 @@ def _later_head(path: Path, **changes: Any) -> None:
     path.write_bytes(format.pack_head(format.Head(samples.UUID, length=0, **changes)))
 
 
-def _later_version(path: Path) -> None:
-    """A head of another version of the format."""
-    _later_head(path)
-    data = path.read_bytes()
-    header = format.parse_header(data)
-    assert header is not None
-    path.write_bytes(format.pack_header(replace(header, version=4)) + data[header.payload_offset :])
+def _later_version(path: Path, *, is_sealed: bool) -> None:
+    """Another version of the format, of which every entry says so."""
+    with of_version(4):
+        _fixed(path)
+        if not is_sealed:
+            with _writer(path, "a") as w:
+                w.append(samples.fixed(3))
+                w.abort()
 
 
 def _torn(path: Path) -> None:
@@ -266,7 +268,8 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "large": _dense(samples.large, 5),
     "images": _images,
     "empty": _dense(samples.fixed, 0),
-    "later-version": _later_version,
+    "later-version": partial(_later_version, is_sealed=False),
+    "later-sealed-version": partial(_later_version, is_sealed=True),
     "later-feature": partial(_later_head, reads=["long records"]),
     "later-codec": partial(_later_head, codec="protobuf"),
     "later-entry": partial(_later_entry, version=4),

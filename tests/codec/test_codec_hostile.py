@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import random
+import re
 import struct
 import tracemalloc
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
 from edcache.codec.schema import MAX_NODES, MAX_TEXT, Layout, parse
-from edcache.errors import CodecError, CorruptRecordError, EdcacheError
+from edcache.errors import CodecError, CorruptRecordError, EdcacheError, LaterReleaseError
 
 RICH = {
     "t": torch.arange(6).reshape(2, 3),
@@ -200,22 +201,22 @@ def test_hostile_pickles(record):
 
 # ruff: noqa: E501 - a table
 BAD_TEXTS = [
-    "", "x", "null", "1", "{}", "[]", '{"pickle":4}', '{"self":2}', '"nothing"', '["int"]', "[1]", '["list"]',
+    "", "x", "null", "1", "[]", '["int"]', "[1]", '["list"]',
     '["list",[1]]', '["list",1]', '["dict",["a"],[]]', '["dict",["a","a"],["int","int"]]', '["dict","a",["int"]]',
     '["dict",[["int",1],["bool",true]],["int","int"]]', '["dict",[["int",true]],["int"]]', '["dict",[["x"]],["int"]]',
-    '["tensor","float31",[1]]', '["tensor","float32",[-1]]', '["tensor","float32",-1]', '["tensor","float32",0]',
-    '["tensor","float32",65]', '["tensor","float32",[true]]', '["tensor",["float32"],[1]]', '["tensor","nn",[1]]',
-    '["array","O",[1]]', '["array","|O8",[1]]', '["array","f4,f4",[1]]', '["array","<f4",[4611686018427387904]]',
-    '["array","<M8[xx]",[1]]', '["array",["struct",[["a",null,0,"|O8"]],8,false],[1]]',
+    '["tensor","float32",[-1]]', '["tensor","float32",-1]', '["tensor","float32",0]',
+    '["tensor","float32",65]', '["tensor","float32",[true]]',
+    '["array","<f4",[4611686018427387904]]',
+    '["array",["struct",[["a",null,0,"|O8"]],8,false],[1]]',
     '["array",["struct",[["a",null,-4,"<f4"]],8,false],[1]]', '["array",["struct",[["a",null,8,"<f4"]],8,false],[1]]',
     '["array",["struct",[["a",0,"<f4"],["a",4,"<f4"]],8],[1]]', '["array",["sub","<f4",[2]],[1]]',
-    '["array",["struct",1,8],[1]]', '["array",["other"],[1]]', '["array","<U99999999999",[1]]',
+    '["array",["struct",1,8],[1]]', '["array",["other"],[1]]',
     '["enum","m"]', '["enum",1,"q"]', '["namedtuple","m","q",["a"],[]]', '["namedtuple","m","q",["a","a"],["int","int"]]',
     '["dataclass","m","q",[1],["int"]]', '["path","Popen"]',
     '["datetime","../../etc/passwd"]', '["datetime","/etc/passwd"]', '["datetime",[1,2]]', '["datetime",[86400000000]]',
-    '["image","RGB",null,["int"]]', "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
+    "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
     '["array",5,[1]]', '["array",["struct",[[1,0,"<f4"]],8],[1]]', '["datetime",["x"]]',
-    '["list",["int"],["int"]]', '["scalar","|O8"]', '["list",[' + '"none",' * MAX_NODES + '"none"]]', '"\udcff"',
+    '["list",["int"],["int"]]', '["list",[' + '"none",' * MAX_NODES + '"none"]]', '"\udcff"',
 ]  # fmt: skip
 
 
@@ -223,6 +224,34 @@ BAD_TEXTS = [
 def test_malformed_schemas(text):
     with pytest.raises(CorruptRecordError, match="schema: "):
         Decoder(text)
+
+
+LATER_TEXTS = {
+    "{}": "a schema as {}",
+    '{"pickle":4}': 'a schema as {"pickle":4}',
+    '{"self":2}': 'a schema as {"self":2}',
+    '"nothing"': "the leaf 'nothing'",
+    '["image","RGB",null,["int"]]': "the leaf 'image'",
+    '["tensor","float31",[1]]': "the dtype 'float31' of torch",
+    '["tensor","nn",[1]]': "the dtype 'nn' of torch",
+    '["tensor",["float32"],[1]]': "the dtype \"['float32']\" of torch",
+    '["array","O",[1]]': "the dtype 'O'",
+    '["array","|O8",[1]]': "the dtype '|O8'",
+    '["array","f4,f4",[1]]': "the dtype 'f4,f4'",
+    '["array","<M8[xx]",[1]]': "the dtype '<M8[xx]'",
+    '["array","<U99999999999",[1]]': "the dtype '<U99999999999'",
+    '["scalar","|O8"]': "the dtype '|O8'",
+}
+
+
+@pytest.mark.parametrize("text", LATER_TEXTS)
+def test_a_schema_that_no_writer_of_this_release_makes_says_what_it_needs(text):
+    """Nothing of it is tried: neither a dtype with objects, nor one of another library."""
+    told = f"needs {LATER_TEXTS[text]}, which a later release of edcache wrote; upgrade edcache"
+    with pytest.raises(LaterReleaseError, match=f"^{re.escape(told)}$"):
+        Decoder(text)
+    with pytest.raises(LaterReleaseError, match=re.escape(told)):
+        Decoder(f'["dict",["a"],[{text}]]')
 
 
 def test_namedtuples_of_hostile_names_run_nothing():
