@@ -352,8 +352,8 @@ class Session:
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
-        self.checks.check_known(index, row)
-        if row[4] & COMPRESSED:
+        if row[4] != PRESENT:
+            self.checks.check_known(index, row)
             try:
                 data = memoryview(codec.decompress(data))
             except base.CorruptRecordError as error:
