@@ -14,13 +14,15 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError
+from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format
+from edcache.dataset import keyed_cache
 from edcache.errors import CodecError, CorruptRecordError, LabelError, UnknownLabelError
+from edcache.storage import File
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
-from tests.kit.systems import child_environ
+from tests.kit.systems import System, child_environ, ended, in_child, replace_system
 
 
 def value(key):
@@ -181,6 +183,189 @@ def test_threads_compute_each_value_once(path):
     for thread in threads:
         thread.join()
     assert {*create.calls.values()} == {1}
+
+
+class Locking(System):
+    """Counts the locks that are taken and freed."""
+
+    def __init__(self):
+        self.locks = 0
+
+    def lock(self, *arguments):
+        self.locks += 1
+        super().lock(*arguments)
+
+    def unlock(self, *arguments):
+        self.locks += 1
+        super().unlock(*arguments)
+
+
+def test_many_keys_take_no_lock_each(path):
+    keys = [f"k{number}" for number in range(3_000)]
+    with replace_system(Locking()) as system, KeyedCache(path) as cache:
+        assert cache.get_many(keys, lambda missing: missing) == keys
+        assert system.locks < 30
+
+
+class Logged:
+    """Make values; append the keys to a file, which processes share."""
+
+    def __init__(self, path, seconds=0.0):
+        self.path, self.seconds = path, seconds
+
+    def __call__(self, missing):
+        time.sleep(self.seconds)
+        with self.path.open("a") as file:
+            file.write("".join(f"{key}\n" for key in missing))
+        return [value(key) for key in missing]
+
+    def calls(self):
+        return self.path.read_text().split()
+
+
+@pytest.fixture
+def create(tmp_path, monkeypatch):
+    """Create values; one lock is of all claims from 5 keys on."""
+    monkeypatch.setattr(keyed_cache, "_MOST_LOCKS", 4)
+    (tmp_path / "log").touch()
+    return Logged(tmp_path / "log")
+
+
+def until(is_so):
+    limit = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_few_and_many_keys_are_computed_once_in_whatever_order_they_are_asked(path, create, threads):
+    create.seconds = 0.001
+
+    def work(cache, seed):
+        draw = random.Random(seed)
+        for _ in range(12):
+            keys = draw.sample(range(100), draw.choice([1, 3, 8, 30]))
+            assert all(map(same, cache.get_many(keys, create), map(value, keys)))
+
+    def process(seed):
+        cache = KeyedCache(path)
+        running = [threading.Thread(target=work, args=(cache, f"{seed}.{k}")) for k in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+
+    for round_ in range(scaled(40, 2)):
+        path.unlink(missing_ok=True)
+        create.path.write_text("")
+        children = [in_child(lambda k=k, r=round_: process(f"{r}.{k}")) for k in range(3)]
+        assert [ended(child) for child in children] == [0, 0, 0]
+        calls = Counter(create.calls())
+        assert {*calls.values()} == {1}
+        assert sorted(map(str, KeyedCache(path).keys())) == sorted(calls)
+
+
+def test_a_process_that_dies_with_all_claims_frees_them(path, create):
+    def die():
+        KeyedCache(path).get_many(range(9), lambda missing: os.kill(os.getpid(), signal.SIGKILL))
+
+    assert ended(in_child(die)) == -signal.SIGKILL
+    step = lambda: KeyedCache(path).get_many(range(20), create)  # noqa: E731
+    assert ended(in_child(step)) == 0
+    assert sorted(map(int, create.calls())) == [*range(20)]
+
+
+def test_values_are_made_of_other_ones_while_many_are_computed(path, create):
+    """In the same thread and in another one, few and many."""
+
+    def make(cache, missing):
+        def inner():
+            assert same(cache.get_or_create("few", lambda: create(["few"])[0]), value("few"))
+            assert len(cache.get_many([f"many {number}" for number in range(9)], Created())) == 9
+
+        thread = threading.Thread(target=inner)
+        thread.start()
+        thread.join()
+        inner()
+        return create(missing)
+
+    def step():
+        cache = KeyedCache(path)
+        cache.get_many([f"outer {number}" for number in range(9)], lambda missing: make(cache, missing))
+        cache.get_many(["a", "b"], lambda missing: make(cache, missing))
+
+    assert ended(in_child(step)) == 0
+    assert len(KeyedCache(path)) == 21
+
+
+def test_one_who_waits_for_all_claims_is_not_passed(path, create):
+    def first():
+        KeyedCache(path).get_or_create("first", lambda: (begun.set(), go.wait(60)))
+
+    def others():
+        return KeyedCache(path).get_or_create("new", lambda: create(["new"])[0])
+
+    context = multiprocessing.get_context("fork")
+    begun, go, file = context.Event(), context.Event(), KeyedCache(path)._archive()._appender.file
+    children = [in_child(first)]
+    assert begun.wait(60)
+    many = "abcdefghi"
+    children.append(in_child(lambda: KeyedCache(path).get_many(many, create)))
+    until(lambda: file.is_locked(keyed_cache._QUEUE, 1))
+    children.append(in_child(others))
+    time.sleep(0.3)  # it would be done if it did not wait
+    go.set()
+    assert [ended(child) for child in children] == [0, 0, 0]
+    assert create.calls() == [*many, "new"]
+
+
+def test_a_value_is_made_of_many_while_another_process_waits_for_it(path, create):
+    meeting = multiprocessing.get_context("fork").Barrier(2, timeout=60)
+
+    def first():
+        cache = KeyedCache(path)
+        cache.get_or_create("a", lambda: (meeting.wait(), cache.get_many("bcdefghij", create)[0])[1])
+
+    def second():
+        cache = KeyedCache(path)
+        cache.get_or_create("x", lambda: (meeting.wait(), cache.get_or_create("a", create))[1])
+
+    assert [ended(child) for child in [in_child(first), in_child(second)]] == [0, 0]
+    assert create.calls() == [*"bcdefghij"]
+
+
+class Snatching(System):
+    """As one waits for all claims, a thread frees one, and another process takes it and then a second one."""
+
+    def __init__(self, path, first, second):
+        self.path, self.claims = path, (first, second)
+        self.snatched = []
+
+    def lock(self, fd, start, length, wait):
+        super().lock(fd, start, length, wait)
+        if length > 1 and not self.snatched:
+            other = File.open(self.path, "r+")
+            self.snatched.append(other)
+            self.unlock(fd, self.claims[0], 1)
+            other.lock(self.claims[0])
+            threading.Thread(target=self.end).start()
+
+    def end(self):
+        (other,) = self.snatched
+        try:
+            until(lambda: other.try_lock(self.claims[1]))
+            self.snatched.append(None)
+        finally:
+            other.close()
+
+
+def test_a_claim_that_is_freed_while_one_waits_for_all_is_waited_for_again(path, create):
+    with KeyedCache(path) as cache:
+        system = Snatching(path, format.LOCK_CLAIM + 5, format.LOCK_CLAIM + 7)
+        with replace_system(system):
+            cache.get_many("abcdefghi", lambda missing: (system.snatched.append(missing), missing)[1])
+    assert system.snatched[1:] == [None, [*"abcdefghi"]]
 
 
 def test_a_fork_and_a_pickle_open_it_anew(path):
