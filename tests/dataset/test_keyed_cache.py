@@ -16,7 +16,13 @@ import torch
 import edcache
 from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format
 from edcache.dataset import keyed_cache
-from edcache.errors import CodecError, CorruptRecordError, LabelError, UnknownLabelError
+from edcache.errors import (
+    CodecError,
+    CorruptRecordError,
+    LabelError,
+    PartialArchiveWarning,
+    UnknownLabelError,
+)
 from edcache.storage import File
 from tests.conformance import reference
 from tests.kit.damage import flip_record
@@ -126,6 +132,77 @@ def test_of_processes_that_close_at_once_one_seals(path):
         ds = CachedDataset.from_cache(path)
         assert ds.complete
         assert len(ds) == 4 * (round_ + 1)
+
+
+def seals(path):
+    """Count the seals of an archive."""
+    data = path.read_bytes()
+    pread = lambda offset, nbytes: data[offset : offset + nbytes]  # noqa: E731
+    head, cursor = format.read_head(pread, "a.zip")
+    groups = format.walk(pread, len(data), head.uuid, cursor)
+    return sum(group[-1].kind == format.ROOT for group in groups)
+
+
+@pytest.mark.parametrize(("most_behind", "closes"), [(1000, 10), (4, 4)])
+def test_a_few_values_more_are_not_worth_a_seal(path, monkeypatch, most_behind, closes):
+    monkeypatch.setattr(keyed_cache, "_MOST_BEHIND", most_behind)
+    with KeyedCache(path) as cache:
+        cache.get_many(range(1000), lambda missing: missing)
+    assert seals(path) == 1
+    for count in range(closes):
+        assert seals(path) == 1
+        with KeyedCache(path) as cache:
+            assert cache.get_many([7, 1000 + count], lambda missing: missing) == [7, 1000 + count]
+            assert len(cache) == len(cache.keys()) == 1001 + count
+    assert seals(path) == 2
+    with KeyedCache(path) as cache:
+        assert cache[1000] == 1000
+    assert seals(path) == 2
+    assert edcache.verify(path).sound
+
+
+def test_values_behind_the_seal_are_there_and_a_seal_can_be_asked_for(path):
+    with KeyedCache(path) as cache:
+        cache.get_many(range(1000), lambda missing: missing)
+    cache = KeyedCache(path)
+    assert cache.get_or_create(1000, lambda: 5) == 5
+    cache.close()
+    with pytest.warns(PartialArchiveWarning, match="not sealed"):
+        ds = CachedDataset.from_cache(path)
+    assert (ds.by_key(1000), len(ds), ds.complete) == (5, 1001, False)
+    cache.close()
+    assert seals(path) == 1
+    other = KeyedCache(path)
+    for _ in range(2):
+        cache.close(seal=True)
+        assert seals(path) == 2
+    other.close()
+    ds = CachedDataset.from_cache(path)
+    assert (ds.by_key(1000), len(ds), ds.complete) == (5, 1001, True)
+
+
+class Syncing(System):
+    """Notes writes and syncs."""
+
+    def __init__(self):
+        self.calls = []
+
+    def pwrite(self, *arguments):
+        self.calls.append("write")
+        return super().pwrite(*arguments)
+
+    def sync(self, fd):
+        self.calls.append("sync")
+        super().sync(fd)
+
+
+def test_values_that_are_not_sealed_are_synced(path):
+    with KeyedCache(path) as cache:
+        cache.get_many(range(1000), lambda missing: missing)
+    with replace_system(Syncing()) as system, KeyedCache(path) as cache:
+        cache.get_or_create(1000, lambda: 5)
+    assert system.calls[-2:] == ["write", "sync"]
+    assert seals(path) == 1
 
 
 def test_what_makes_the_values_identifies_them(path):
