@@ -63,7 +63,10 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
         f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
     if report.is_partial:
-        yield "its writer was killed, or it was cut; fill it, or keep what is there: copy --skip-damaged"
+        yield (
+            "its writer was killed, it was cut, or a KeyedCache added values since its seal; fill it, or keep what is "
+            "there: copy --skip-damaged"
+        )
     if report.failures:
         yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
 

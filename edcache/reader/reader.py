@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edcache import base, storage
 from edcache.base import ReadOptions
 from edcache.codec import STORED, Decoding
-from edcache.format import Head, Rows, StoredLabels
+from edcache.format import KEY_COLUMN, Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
@@ -331,11 +331,13 @@ def _partial_text(session: Session) -> str:
             "or take it as it is: allow_partial=True"
         )
     count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
+    by_key = "a KeyedCache added few values since its seal (its close(seal=True) seals it), or "
+    other = by_key if KEY_COLUMN in dict(session.head.labels) else ""
     return "\n".join(
         [
-            f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are there. "
-            'Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there in a sealed '
-            f'archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: allow_partial=True',
+            f"{where}: not sealed: {other}its writer was killed or is still at work, or the file was cut; {count} are "
+            'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there in a '
+            f'sealed archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: allow_partial=True',
             *session.damaged,
         ]
     )
