@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import CorruptArchiveError, Ints, LaterReleaseError
+from edcache.base import CorruptArchiveError, Ints, LaterReleaseError, once
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, write_stream
 from edcache.format.entries import (
@@ -182,7 +182,7 @@ def failures_of(value: Any) -> list[Failure]:
     return failures
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ChunkTable:
     """Table of a chunk: its samples, rows, schemas and labels.
 
@@ -195,9 +195,9 @@ class ChunkTable:
     schemas: Sequence[str]
     stream: Any = field(repr=False)
 
-    @property
+    @once
     def labels(self) -> pa.Table:
-        """Label columns, views of the bytes of the table."""
+        """Label columns, views of the bytes of the table; the first call parses all of them."""
         with reported("its labels"):
             return read_stream(self.stream, len(self.rows))
 

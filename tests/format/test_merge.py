@@ -452,3 +452,16 @@ def test_processes_that_do_not_know_of_each_other_widen_one_column(tmp_path):
         w.abort()
     write(path, [{"y": 2**40}], "a")
     assert CachedDataset.from_cache(path).labels["y"].tolist() == [1.0, 0.5, 3.0, 2.0**40]
+
+
+def test_a_seal_parses_the_labels_of_a_chunk_once_for_all_columns(tmp_path, monkeypatch):
+    names = [f"k{number}" for number in range(30)]
+    w = CacheWriter(tmp_path / "a.zip", in_memory_keys=names, chunk_size=2)
+    w.extend({name: index for name in names} for index in range(10))
+    w.flush()
+    parsed = []
+    read = records.read_stream
+    monkeypatch.setattr(records, "read_stream", lambda data, rows: parsed.append(rows) or read(data, rows))
+    w.close()
+    # Once by what widens types as chunks follow, and once by the seal.
+    assert len(parsed) <= 2 * 5
