@@ -7,6 +7,10 @@ deletes it. So does `free_unheld_memory` with the files that killed processes le
 
 Another process may delete a file between the opening and the lock. Whoever has got the shared lock looks
 whether the path still leads to the file, so nobody holds a file that others cannot find.
+
+The end of Python closes what is open. The workers of a DataLoader may live until multiprocessing ends them by a
+signal, as Python ends, and could not delete a file then: their parent lets go after them. A forked worker that ends by
+itself, since its parent is gone, skips atexit, and lets go as multiprocessing ends it.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
+from multiprocessing import util as multiprocessing_util
 from typing import Final
 
 from edcache.storage import calls
 
 MORE_MEMORY: Final = "give a container more shared memory (docker run --shm-size=16g)"
 _FOLDERS: Final = "/dev/shm"  # noqa: S108 - the folder in it is the user's own, which is checked
+# A negative priority comes after the child processes have ended.
+_LAST: Final = -1_000
 # The numbers of the open files in shared memory of this process.
 _held: set[int] = set()
 
@@ -92,7 +99,22 @@ def delete_unheld(path: str) -> int:
 
 @atexit.register
 def _at_exit() -> None:
-    """Let go of all files: a cache that is never closed is closed with its process."""
+    """Let go of all files after the child processes: a cache that is never closed is closed with its process."""
+    if multiprocessing_util.is_exiting():
+        _let_go_of_all()
+    else:
+        _end_with_multiprocessing(_held)
+
+
+def _end_with_multiprocessing(held: set[int]) -> None:
+    """Let go of all files as the last that multiprocessing does in this process, when no child is left."""
+    multiprocessing_util.Finalize(None, _let_go_of_all, exitpriority=_LAST)
+
+
+multiprocessing_util.register_after_fork(_held, _end_with_multiprocessing)
+
+
+def _let_go_of_all() -> None:
     for fd in list(_held):
         path = let_go(fd)
         # The number stays taken: threads may still read by it, and finalizers will close it.

@@ -321,6 +321,21 @@ def test_a_process_that_ends_without_closing_frees_it(name):
     until(lambda: files_of(name) == [])
 
 
+def test_a_forked_worker_frees_it_after_its_parent_was_killed(name):
+    code = f"""
+        import multiprocessing, os, signal, time, edcache
+        cache = edcache.CachedDataset([1, 2, 3], {name!r})
+        parent = os.getpid()
+        def outlive():
+            while os.getppid() == parent:
+                time.sleep(0.01)
+        multiprocessing.get_context("fork").Process(target=outlive, daemon=True).start()
+        os.kill(parent, signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
+    until(lambda: files_of(name) == [])
+
+
 def test_a_fill_goes_on_when_its_creator_is_killed_amid_it(name, log):
     def fill(say):
         say("begun")
@@ -384,7 +399,7 @@ def test_a_forked_child_holds_when_its_parent_goes(name, ends):
         if ends == "is killed":
             os.kill(mine, signal.SIGKILL)
         elif ends == "ends":
-            memory._at_exit()
+            memory._let_go_of_all()
         del forked
 
     with children(parent) as [started]:
@@ -512,6 +527,28 @@ def test_a_preloaded_archive_is_read_from_a_copy_that_all_share(archive):
         cache.close()
     gc.collect()
     until(lambda: not os.path.exists(os.path.join(storage.memory_folder(), copy)))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("end", ["pass", pytest.param("raise ValueError", marks=pytest.mark.full)])
+def test_workers_that_python_ends_leave_no_copy(archive, method, end):
+    """They live until multiprocessing ends them by a signal, after most of what Python does at its end."""
+    code = f"""
+        import torch, edcache
+        if __name__ == "__main__":
+            ds = edcache.CachedDataset.from_cache({str(archive)!r}, preload="shm")
+            loader = torch.utils.data.DataLoader(
+                ds, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context={method!r}
+            )
+            assert len(list(loader)) == len(ds)
+            {end}
+    """
+    program = archive.with_name("program.py")
+    program.write_text(textwrap.dedent(code))
+    ended = subprocess.run([sys.executable, program], check=False, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == (0 if end == "pass" else 1), ended.stderr
+    assert end == "pass" or ended.stderr.endswith("ValueError\n")
+    until(lambda: copies(archive) == [])
 
 
 def test_jobs_that_start_at_once_make_one_copy_though_the_copier_is_killed(archive, monkeypatch):
