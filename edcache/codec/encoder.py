@@ -111,7 +111,7 @@ class Encoder:
 
     def _plan(self, sample: object) -> tuple[_Skeleton, _Values]:
         values = _Values()
-        values.nodes, values.depth = 1, 0
+        values.nodes, values.depth = 0, 0
         try:
             # The skeleton, in tuples.
             node = _ENCODERS.get(type(sample), _encode_other)(sample, values)
@@ -152,7 +152,7 @@ class Encoder:
 
 
 class _Values(list[Any]):
-    """Wire values in tree order; the number of nodes, and the depth of the walk."""
+    """Wire values in tree order; the number of nodes but for the sample itself, and the depth of the walk."""
 
     __slots__ = ("depth", "nodes")
     depth: int
@@ -163,7 +163,7 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
     values.nodes += len(items)
     values.depth += 1
     if values.nodes > MAX_NODES:
-        raise Refusal(f"a sample of more than {MAX_NODES} values; put them into arrays")
+        raise Refusal(f"a sample of more than {MAX_NODES:,} values; put them into arrays")
     if values.depth > MAX_DEPTH and items:
         raise Refusal(f"a tree deeper than {MAX_DEPTH} levels; flatten it, or see whether it contains itself")
     nodes: list[Any] = []

@@ -25,6 +25,7 @@ from edcache.codec.pickles import PICKLE_SCHEMA
 SELF_SCHEMA = '{"self":1}'
 
 MAX_DEPTH = 64
+# Without the sample itself: as many fields may a dict have.
 MAX_NODES = 1 << 15
 MAX_TEXT = 1 << 24
 
@@ -122,7 +123,7 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _parse_tree(base.loads(text), (), itertools.count(1), decoding, as_arrays)
+        return _parse_tree(base.loads(text), (), itertools.count(), decoding, as_arrays)
     except (CorruptRecordError, LaterReleaseError):
         raise
     except (ValueError, TypeError, OverflowError) as error:
@@ -140,9 +141,9 @@ def stored_fields(text: str) -> list[Node]:
 def _parse_tree(
     tree: Any, path: Path, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
 ) -> Node:
-    """Parse a tree of JSON to a node; `numbers` counts the nodes of a schema."""
+    """Parse a tree of JSON to a node; `numbers` counts the nodes of a schema from 0, the sample itself."""
     if next(numbers) > MAX_NODES or len(path) > MAX_DEPTH:
-        raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
+        raise ValueError(f"more than {MAX_NODES:,} nodes in it, or deeper than {MAX_DEPTH}")
     # A kind without parameters is a text, one with them a list.
     kind, *parameters = tree if type(tree) is list and len(tree) > 1 else [tree]
     if type(kind) is not str:

@@ -16,11 +16,13 @@ import torch
 from codec_samples import Frozen, Point, encode
 from likeness import same
 
+import edcache.numpy
 from edcache import CachedDataset, CacheWriter
 from edcache.codec import tensors
 from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
+from edcache.codec.schema import MAX_NODES
 from edcache.errors import CodecError, OptionError
 
 
@@ -294,6 +296,21 @@ def test_too_many_values_are_refused(monkeypatch):
     monkeypatch.setattr("edcache.codec.encoder.MAX_NODES", 50)
     with pytest.raises(CodecError, match="a sample of more than 50 values; put them into arrays"):
         encode([[1, "a"]] * 20)
+
+
+@pytest.mark.parametrize(
+    "sample", [dict.fromkeys(map(str, range(MAX_NODES)), 7), ["a", *[7] * (MAX_NODES - 1)]]
+)
+def test_as_many_values_as_the_limit_are_stored(sample, path):
+    """Writer and readers count alike: the sample itself is none of its values."""
+    cache = CachedDataset([sample, sample], path)
+    arrays = edcache.numpy.open(path)
+    name = "6" if isinstance(sample, dict) else 6
+    assert cache[1] == sample == arrays[1]
+    assert cache.batch([0, 1])[name].tolist() == [7, 7] == arrays.batch([0, 1])[name].tolist()
+    more = {**sample, "more": 7} if isinstance(sample, dict) else [*sample, 7]
+    with pytest.raises(CodecError, match="a sample of more than 32,768 values; put them into arrays"):
+        encode(more)
 
 
 def test_pickle_needs_permission():
