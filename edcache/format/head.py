@@ -128,11 +128,14 @@ def begins_archive(data: bytes) -> bool:
 
 
 def _check_begin(data: bytes, where: str) -> None:
+    if not data:
+        raise CorruptArchiveError(
+            f"{where}: it is empty: its writer begins, or died before the first bytes; try again, or fill it",
+            path=where,
+        )
     if not begins_archive(data):
         raise CorruptArchiveError(
-            f"{where}: not an edcache archive: it does not begin with a zip entry {HEAD_NAME}"
-            + ("; it is empty" if not data else ""),
-            path=where,
+            f"{where}: not an edcache archive: it does not begin with a zip entry {HEAD_NAME}", path=where
         )
 
 

@@ -308,10 +308,19 @@ def test_the_command_line_says_that_it_is_not_whole(
     assert run("info", path)[0] == 0
 
 
-@pytest.mark.parametrize("data", [b"", b"text" * 100])
-def test_what_is_no_archive_is_refused_also_if_a_part_would_do(tmp_path, data):
+@pytest.mark.parametrize(("data", "what"), [(b"", "it is empty"), (b"text" * 100, "not an edcache archive")])
+def test_what_is_no_archive_is_refused_also_if_a_part_would_do(tmp_path, data, what):
     (tmp_path / "a.zip").write_bytes(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(CorruptArchiveError, match="not an edcache archive"):
+        with pytest.raises(CorruptArchiveError, match=f"a.zip: {what}"):
             CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True)
+
+
+def test_an_empty_file_is_one_whose_writer_begins_and_can_be_filled(path):
+    path.touch()
+    with pytest.raises(
+        CorruptArchiveError, match="its writer begins, or died before .* bytes; try again, or fill it"
+    ):
+        CachedDataset.from_cache(path)
+    assert CachedDataset([1, 2, 3], path)[2] == 3
