@@ -66,6 +66,7 @@ from .wording import plain as plain
 from .wording import printable as printable
 from .wording import shortened as shortened
 from .wording import shown as shown
+from .wording import some_of as some_of
 from .wording import suggestion as suggestion
 from .wording import text_table as text_table
 from .wording import unknown_label as unknown_label

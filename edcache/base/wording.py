@@ -22,6 +22,7 @@ _WIDEST: Final = 60
 _NARROWEST: Final = 12  # column of a table, if it has more text
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _MOST_BITS: Final = 2048
+_MOST_TEXTS: Final = 12
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
     f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES[:-1]) if prefix
@@ -32,7 +33,7 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """Make the error for an unknown column; it lists the known ones."""
     text = name if isinstance(name, str) else shown(name)
-    there = f"this archive has: {', '.join(known)}" if known else "this archive has no labels"
+    there = f"this archive has: {some_of(known)}" if known else "this archive has no labels"
     remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
     return UnknownLabelError(f'no label "{text}"; {there}{suggestion(text, known) or remedy}')
 
@@ -134,6 +135,12 @@ def brief(value: object) -> str:
 def shortened(text: str) -> str:
     """Cut a text to sixty characters, the last three dots."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+
+
+def some_of(texts: Sequence[str]) -> str:
+    """Write texts as a list, of many the first twelve: "a, b, c and 9,997 more"."""
+    more = len(texts) - _MOST_TEXTS
+    return ", ".join(texts[:_MOST_TEXTS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

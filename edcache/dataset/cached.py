@@ -210,7 +210,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             return "CachedDataset(not open)"
         try:
             session = self._reader.session
-            names = base.printable(", ".join(dict(session.label_columns)))
+            names = base.printable(base.some_of(list(dict(session.label_columns))))
         except base.EdcacheError:  # a traceback may show a dataset that failed to open
             return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
         lack = "not sealed" if session.has_all else f"{len(self) - session.index.present:,} missing"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import LabelError, OptionError, article, shown, warn
+from edcache.base import LabelError, OptionError, article, shown, some_of, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import comparable
@@ -178,7 +178,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     another kind, a key that comes twice, or no match at all.
     """
     if on not in table.column_names:
-        names = ", ".join(map(str, table.column_names))
+        names = some_of(list(map(str, table.column_names)))
         raise OptionError(f'the table has no column "{on}" to join on; its columns are {names}')
     known, keys = comparable(table.column(on)), comparable(keys)
     kind = format.merged(known.type, keys.type)

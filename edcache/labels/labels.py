@@ -88,7 +88,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = base.printable(", ".join(f"{field.name}: {field.type}" for field in self.schema))
+        columns = base.printable(base.some_of([f"{field.name}: {field.type}" for field in self.schema]))
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     @property

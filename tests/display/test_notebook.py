@@ -11,6 +11,7 @@ from optional import Library
 import edcache
 from edcache import CachedDataset
 from edcache.display.markup import element, table
+from edcache.errors import UnknownLabelError
 
 nbformat, nbclient = Library("nbformat"), Library("nbclient")
 
@@ -188,6 +189,26 @@ def test_what_is_printed_steers_no_terminal(tmp_path):
 def test_a_long_label_is_shown_short(tmp_path):
     long = CachedDataset([{"t": "x" * 100_000}], tmp_path / "l.zip", in_memory_keys=["t"], progress=False)
     assert len(long._repr_html_()) < 10_000
+
+
+def labelled(path, count):
+    """Make an archive of one sample, with a number of label columns."""
+    names = [f"l{number:05}" for number in range(count)]
+    return CachedDataset([dict.fromkeys(names, 1)], path, in_memory_keys=names, progress=False)
+
+
+def test_of_many_labels_a_few_are_named(tmp_path):
+    few = labelled(tmp_path / "few.zip", 12)
+    names = ", ".join(f"l{number:05}" for number in range(12))
+    assert repr(few) == f"CachedDataset('{tmp_path / 'few.zip'}', 1 samples, labels: {names})"
+    many = labelled(tmp_path / "many.zip", 1_050)
+    assert (
+        repr(many) == f"CachedDataset('{tmp_path / 'many.zip'}', 1 samples, labels: {names} and 1,038 more)"
+    )
+    assert repr(many.labels).endswith("l00011: int64 and 1,038 more; 1 rows)")
+    found = r"this archive has: l00000, .*, l00011 and 1,038 more; did you mean l01040\?"
+    with pytest.raises(UnknownLabelError, match=found):
+        many.labels["L01040"]
 
 
 def test_what_is_closed_has_a_repr(ds):
