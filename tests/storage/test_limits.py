@@ -3,10 +3,12 @@
 import gc
 import os
 import resource
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet  # an import takes descriptors too
 import pytest
+from descriptors import open_files
 from systems import ended, in_child
 
 import edcache
@@ -93,6 +95,21 @@ def test_a_writer_that_runs_out_of_descriptors_keeps_what_it_published(path):
 
     assert ended(in_child(run)) == 0
     assert list(CachedDataset.from_cache(path, allow_partial=True)) == [1, 2]
+
+
+def test_an_open_archive_takes_a_descriptor_and_its_mapping_another_one_before_python_3_13(top):
+    path, each = top / "in" / "0.zip", 1 if sys.version_info >= (3, 13) else 2
+    cache = CachedDataset.from_cache(path)
+    assert cache.batch([1, 2])["x"].tolist() == [1, 2]
+    assert open_files(path) == [str(path)] * each
+    assert ended(in_child(lambda: assert_open(cache, path, each))) == 0
+    cache.close()
+    assert open_files(path) == []
+
+
+def assert_open(cache, path, count):
+    assert cache[3]["x"] == 3
+    assert open_files(path) == [str(path)] * count
 
 
 def test_a_process_has_more_archives_open_than_its_soft_limit_of_descriptors(top):

@@ -1,6 +1,6 @@
 """Archives in shared memory: "shm://digits" is the path of a file in the user's own folder of /dev/shm.
 
-The file is deleted when the last process that has it open closes it (`edcache.storage.descriptor`). In all
+The file is deleted when the last process that has it open closes it (`edcache/storage/memory.py`). In all
 else it is an ordinary archive.
 """
 
