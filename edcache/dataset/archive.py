@@ -238,6 +238,6 @@ def info_of(reader: Reader) -> dict[str, Any]:
         "present": session.index.present,
         "sealed": session.sealed,
         "labels": [*dict(session.label_columns)],
-        "nbytes": session.nbytes,
+        "nbytes": session.size,
         **session.memory(),
     }

@@ -146,7 +146,7 @@ def _facts(length: int, archives: Sequence[reader.Reader]) -> Iterator[tuple[str
     failed = sum(len(archive.session.index.failures) for archive in archives)
     yield "failed", f"{failed:,}" if failed else None
     where = archives[0].path if len(archives) == 1 else f"{len(archives)} archives"
-    yield "archive", f"{where}, {human_bytes(sum(archive.session.nbytes for archive in archives))}"
+    yield "archive", f"{where}, {human_bytes(sum(archive.session.size for archive in archives))}"
     made = archives[0].head.fingerprint or {}
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
 

@@ -14,8 +14,9 @@ from edcache.base import CorruptArchiveError, human_bytes, named
 def summary(archive: reader.Session) -> dict[str, Any]:
     """Summarise an archive.
 
-    "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`), "fingerprint" of the
-    call that made it, and so on: the document of `edcache info --json`.
+    "path", "samples", "missing", "nbytes" of the file, "torn_nbytes" at its end that are no whole entry, "labels" (type
+    by name), "schemas" (see `fields_of`), "fingerprint" of the call that made it, and so on: the document of
+    `edcache info --json`.
     """
     head, index = archive.head, archive.index
     nbytes = index.all_rows()["nbytes"][index.held()]
@@ -28,7 +29,8 @@ def summary(archive: reader.Session) -> dict[str, Any]:
         "missing": archive.length - len(nbytes),
         "failed": len(index.failures),
         "chunks": archive.chunks,
-        "nbytes": archive.nbytes,
+        "nbytes": archive.size,
+        "torn_nbytes": archive.size - archive.nbytes,
         "memory": archive.memory(),
         "record_nbytes": {
             "total": int(nbytes.sum()),
@@ -52,7 +54,8 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "failed", f"{of['failed']:,}" if of["failed"] else None
     yield "sealed", "yes" if of["sealed"] else "no: it is being filled, was not finished, or was cut"
     yield "chunks", None if of["chunks"] is None else f"{of['chunks']:,}"
-    yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes)"
+    torn = f", the last {of['torn_nbytes']:,} of an entry that is being written, or was cut"
+    yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes{torn if of['torn_nbytes'] else ''})"
     if record["max"] is not None:
         yield "record", f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
     yield "codec", of["codec"]

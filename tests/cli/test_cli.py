@@ -379,9 +379,21 @@ def test_info_shows_what_an_archive_holds(archive):
     assert lines["image"].split() == ["tensor", "float32", "3", "x", "4"]
 
 
+@pytest.mark.parametrize("nbytes", [4096, 5000, -10])
+def test_info_counts_the_bytes_of_a_cut_file_and_those_of_no_whole_entry(archive, tmp_path, nbytes):
+    cut = tmp_path / "cut.zip"
+    cut.write_bytes(archive.read_bytes()[:nbytes])
+    said, text, size = report("info", cut), run("info", cut).stdout, cut.stat().st_size
+    torn = size - 4096 if nbytes > 0 else 0  # of -10 the zip directory alone is cut
+    assert (said["nbytes"], said["torn_nbytes"]) == (size, torn)
+    told = f", the last {torn} of an entry that is being written, or was cut" if torn else ""
+    assert f"({size:,} bytes{told})\n" in text
+    assert CachedDataset.from_cache(cut, allow_partial=True).info()["nbytes"] == size
+
+
 def test_info_as_json_has_stable_keys(archive, partial, tmp_path):
     said = report("info", archive)
-    keys = "path format_version uuid sealed samples missing failed chunks nbytes memory"
+    keys = "path format_version uuid sealed samples missing failed chunks nbytes torn_nbytes memory"
     more = "record_nbytes codec compression labels schemas fingerprint"
     assert list(said) == [*keys.split(), *more.split()]
     nbytes = Reader(archive).rows["nbytes"]
