@@ -457,7 +457,7 @@ def test_processes_that_do_not_know_of_each_other_widen_one_column(tmp_path):
 def test_a_seal_parses_the_labels_of_a_chunk_once_for_all_columns(tmp_path, monkeypatch):
     names = [f"k{number}" for number in range(30)]
     w = CacheWriter(tmp_path / "a.zip", in_memory_keys=names, chunk_size=2)
-    w.extend({name: index for name in names} for index in range(10))
+    w.extend(dict.fromkeys(names, index) for index in range(10))
     w.flush()
     parsed = []
     read = records.read_stream
