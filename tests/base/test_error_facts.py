@@ -165,7 +165,7 @@ FAILURES: list[tuple[Callable[[Path], object], type[EdcacheError], bool, int | N
     ),
     (
         lambda path: (of_a_newer_format(path), edcache.CachedDataset(None, path)),
-        ArchiveError,
+        LaterReleaseError,
         True,
         None,
         None,
