@@ -63,9 +63,10 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
         f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
     if report.is_partial:
+        keep = out.printable(f'"edcache copy {path} -o NEW --skip-damaged"')
         yield (
             "its writer was killed, it was cut, or a KeyedCache added values since its seal; fill it, or keep what is "
-            "there: copy --skip-damaged"
+            f"there: {keep}"
         )
     if report.failures:
         yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
@@ -93,6 +94,7 @@ def digest(path: str, as_json: bool, progress: bool | None) -> None:
 @PATHS
 @output("New archive of their samples.", required=False, metavar="OUT")
 @flags("where", "skip_damaged", "expected_digest")
+@click.option("--force", is_flag=True, help="Replace PATH itself, though samples in it are lost by that.")
 @click.option("--max-size", metavar="SIZE", type=size, help="Size of each file; with -o.")
 @flags("as_json", "progress")
 def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool | None, **how: Any) -> None:
@@ -105,7 +107,7 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
     PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order, or of
     --where; with --max-size, files of about that size. Each record is checked, none is decoded. A PATH is an archive, a
     folder, or a glob in quotes. OUT may be PATH itself, which leaves dead bytes out. --skip-damaged leaves out samples
-    that are damaged or missing, also if the index is damaged.
+    that are damaged or missing, also if the index is damaged; PATH itself then takes --force if it has more of them.
 
     \b
     Example:
@@ -119,9 +121,9 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
             raise click.UsageError("--digest is for a copy of a file: edcache copy SRC TARGET")
         _save(paths, output, as_json, progress, **how)
         return
-    if any(how[name] for name in ("where", "max_size", "skip_damaged")):
+    if any(how[name] for name in ("where", "max_size", "skip_damaged", "force")):
         raise click.UsageError(
-            "--where, --max-size and --skip-damaged are for a new archive: name it with -o OUT"
+            "--where, --max-size, --skip-damaged and --force are for a new archive: name it with -o OUT"
         )
     if len(paths) > 2 or (len(paths) == 1 and "://" not in paths[0]):
         raise click.UsageError("name SRC and TARGET, or a new archive with -o OUT")
@@ -146,6 +148,7 @@ def _save(
     where: str | None,
     max_size: int | None,
     skip_damaged: bool,
+    force: bool,
 ) -> None:
     with warnings.catch_warnings():
         # Missing or damaged samples are an error here, or in the lines.
@@ -154,7 +157,9 @@ def _save(
         whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged, local=False)
         view = whole if where is None else whole.filter(where)
         with out.bar("copying", paths[0], progress) as on_progress:
-            files = view.save(output, max_size=max_size, skip_damaged=skip_damaged, on_progress=on_progress)
+            files = view.save(
+                output, max_size=max_size, skip_damaged=skip_damaged, force=force, on_progress=on_progress
+            )
     saved = [dataset.CachedDataset.from_cache(file).info() for file in files]
     documents = [{name: info[name] for name in ("path", "samples", "present", "nbytes")} for info in saved]
     out.print_report(as_json, documents, _saved_lines(documents))

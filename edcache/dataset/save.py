@@ -30,7 +30,7 @@ from edcache.base import (
 )
 from edcache.codec import stored_fields
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
-from edcache.format import PRESENT, Failure, Head, Rows, pa
+from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
 from edcache.reader import OnProgress, Reader, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
@@ -45,6 +45,7 @@ def save(
     path: str | os.PathLike[str],
     max_size: int | str | None,
     skip_damaged: bool,
+    force: bool,
     on_progress: OnProgress | None,
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
@@ -62,14 +63,16 @@ def save(
         targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
     elif (over := records.archive_at(target)) is not None:
         targets = [storage.followed(target)]
+    least = 0 if over is None or force else _published(over)
     # Refused before anything is written.
+    _check_kept(target, len(records.rows), least)
     for name in targets:
         with _replaceable(name, over):
             pass
     written: list[str] = []
     try:
         for part, name in zip(parts, targets, strict=True):
-            _write(records, part, name, over, on_progress or (lambda done, total: None))
+            _write(records, part, name, over, least, on_progress or (lambda done, total: None))
             written.append(name)
     except BaseException:
         for name in written:
@@ -262,9 +265,17 @@ def _fields_text(schema: str) -> str:
 
 
 def _write(
-    records: StoredRecords, part: range, target: str, over: Session | None, on_progress: OnProgress
+    records: StoredRecords,
+    part: range,
+    target: str,
+    over: Session | None,
+    least: int,
+    on_progress: OnProgress,
 ) -> None:
-    """Write a sealed archive of consecutive places of the view. over: the archive that it replaces."""
+    """Write a sealed archive of consecutive places of the view.
+
+    over: the archive that it replaces, if at least that many of its samples are sound.
+    """
     labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
     if records.is_whole and len(part) == records.length:
         session = records.sessions[0]
@@ -279,6 +290,7 @@ def _write(
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
             absent = _copy_records(records, part, labels, out, on_progress)
+            _check_kept(target, len(part) - len(absent), least)
             changes: dict[str, Any] = {}
             if max(out.chain.length or 0, out.chain.end_index) < len(part):
                 changes["length"] = len(part)
@@ -381,6 +393,50 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
     is_sound = np.array([record is not None for record in data], bool)
     records.damaged += records.places[rows[~is_sound]].tolist()
     return rows[is_sound], data[is_sound].tolist()
+
+
+# -------------------------------------------------------------------------------------- replace
+
+
+def _check_kept(target: str, count: int, least: int) -> None:
+    """Raise ArchiveError if a new archive has fewer records than the one that it replaces."""
+    if count < least:
+        raise ArchiveError(
+            f"{target}: save() would leave at most {count:,} of the {least:,} samples that it has or had, as the "
+            "others are damaged or cut off; save to another path, or pass force=True",
+            path=target,
+            option="force",
+        )
+
+
+def _published(session: Session) -> int:
+    """Count the samples whose records were published in an archive, damaged or cut off or not.
+
+    A chunk that cannot be read counts for its range, without the samples that have a record elsewhere.
+    """
+    file, chain = session.file, session.chain
+    sealed = format.read_root(file.pread, session.size, session.path)
+    if sealed is not None:
+        return sealed[0].present
+    # Chunks before an index of another order have other numbers.
+    is_reordered = chain.root is not None and chain.root.is_reordered
+    lost = [one for one in (chain.behind if is_reordered else chain.chunks) if not _is_readable(session, one)]
+    cut = format.later_headers(file.pread, file.next_data, chain.cursor.offset, session.size, chain.head.uuid)
+    lost += [header for _, header in cut if header.kind == format.CHUNK]
+    known = session.index.held()
+    count, end = len(known), 0
+    for header in sorted(lost, key=lambda one: one.first):
+        first, end = max(header.first, end), max(header.end, end)
+        count += end - first - int(np.diff(np.searchsorted(known, [first, end]))[0])
+    return count
+
+
+def _is_readable(session: Session, chunk: Header) -> bool:
+    try:
+        format.read_table(session.file.pread, chunk, session.path)
+    except CorruptArchiveError:
+        return False
+    return True
 
 
 @contextmanager

@@ -409,6 +409,7 @@ class Samples(Readable[T_co]):
         *,
         max_size: int | str | None = None,
         skip_damaged: bool = False,
+        force: bool = False,
         on_progress: OnProgress | None = None,
     ) -> list[str]:
         """Copy the stored samples of this dataset, in its order and with their labels, into a new archive.
@@ -425,6 +426,7 @@ class Samples(Readable[T_co]):
                 train-00000.zip, train-00001.zip, ... for the path train.zip.
             skip_damaged: True leaves out samples whose record is damaged or missing. They keep their place and labels;
                 `missing` of the new archive has them.
+            force: True replaces the archive itself also by one that lacks samples which are damaged in it, or cut off.
             on_progress: a function that is called with (bytes of records copied, bytes of records).
         Returns:
             The paths of the new files; one without max_size.
@@ -434,6 +436,7 @@ class Samples(Readable[T_co]):
                 view.
             ArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
+            ArchiveError: "train.zip: save() would leave at most 250 of the 300 samples that it has or had ...".
             ArchiveExistsError: another file is at the path.
             ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has changed since
                 it was opened.
@@ -452,7 +455,7 @@ class Samples(Readable[T_co]):
         opened: list[Session] = []
         try:
             samples = self._reread(lambda reader: tolerant(reader, opened)) if skip_damaged else self
-            return save(samples, path, max_size, skip_damaged, on_progress)
+            return save(samples, path, max_size, skip_damaged, force, on_progress)
         finally:
             for session in opened:
                 session.file.close()

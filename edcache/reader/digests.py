@@ -65,6 +65,6 @@ def no_digest(path: str) -> ArchiveError:
     """Make the error for an archive that is not sealed."""
     return ArchiveError(
         f"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
-        f"edcache copy {path} -o {path} --skip-damaged",
+        f'"edcache copy {path} -o NEW --skip-damaged"',
         path=path,
     )

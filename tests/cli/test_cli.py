@@ -611,6 +611,23 @@ def test_copy_leaves_out_what_is_damaged(damaged, archive, tmp_path):
     assert CachedDataset.from_cache(tmp_path / "whole.zip").complete
 
 
+def test_copy_replaces_an_archive_by_fewer_samples_only_if_it_is_forced(archive, tmp_path):
+    """A command that is followed blindly takes nothing away."""
+    cut = tmp_path / "cut.zip"
+    cut.write_bytes(archive.read_bytes()[:5000])
+    before = cut.read_bytes()
+    remedy = f'"edcache copy {cut} -o NEW --skip-damaged"'
+    assert remedy in error_of("digest", cut)
+    assert remedy in run("verify", cut, code=1).stdout
+    refused = error_of("copy", cut, "-o", cut, "--skip-damaged")
+    assert "would leave at most 0 of the 10 samples" in refused
+    assert refused.endswith("(--force)")
+    assert cut.read_bytes() == before
+    (listed,) = report("copy", cut, "-o", cut, "--skip-damaged", "--force")
+    assert listed["present"] == 0
+    run("copy", archive, tmp_path, "--force", code=2)
+
+
 def test_copy_joins_filters_and_divides(archive, tmp_path):
     (tmp_path / "parts").mkdir()
     for number in (2, 10):

@@ -67,7 +67,7 @@ def test_an_archive_that_may_grow_has_none(path):
     w.abort()
     message = (
         rf"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
-        rf"edcache copy {path} -o {path} --skip-damaged"
+        rf'"edcache copy {path} -o NEW --skip-damaged"'
     )
     with pytest.raises(ArchiveError, match=message):
         edcache.digest(path)

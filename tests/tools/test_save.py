@@ -319,6 +319,49 @@ def test_an_archive_that_is_not_sealed_passes_for_no_whole_one(path):
     expect(path, [sample(i) for i in range(20)])
 
 
+@pytest.mark.parametrize(
+    ("seal", "harm", "sound", "held"),
+    [
+        *((True, "record", 19, 20), (True, "cut", 5, 10)),
+        *((False, "record", 19, 20), (False, "table", 15, 20), (False, "cut", 5, 10)),
+    ],
+)
+def test_an_archive_is_not_replaced_by_fewer_samples_unless_it_is_forced(tmp_path, seal, harm, sound, held):
+    path, new = write(tmp_path / "a.zip", seal=seal, chunk_size=5), tmp_path / "new.zip"
+    fields = [one.fields for one in reference.entries(path) if one.fields["kind"] == reference.CHUNK][1]
+    if "record" in harm:
+        flip_record(path, 2)
+    if harm == "table":
+        flip(path, fields["offset"] + fields["nbytes"] + 20)
+    if "cut" in harm:
+        os.truncate(path, fields["offset"] + fields["nbytes"] + 100)
+    before, ds = path.read_bytes(), CachedDataset.from_cache(path, allow_partial=True)
+    refused = rf"a\.zip: save\(\) would leave at most {sound} of the {held} samples that it has or had, .*"
+    with pytest.raises(ArchiveError, match=f"{refused}; save to another path, or pass force=True") as raised:
+        ds.save(path, skip_damaged=True)
+    assert raised.value.option == "force"
+    assert (path.read_bytes(), names(path)) == (before, ["a.zip"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PartialArchiveWarning)
+        kept = saved_to(new, ds, skip_damaged=True)
+        assert len(available(kept)) == sound
+        assert len(available(saved_to(path, ds, skip_damaged=True, force=True))) == sound
+        opened(path).save(path, skip_damaged=True)
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_an_archive_without_a_loss_is_replaced(tmp_path, seal):
+    """The end of a seal, the tail of a killed writer and a table whose rows the index has too are no samples."""
+    path = write(tmp_path / "a.zip", seal=seal)
+    if seal:
+        flip(path, 4096 + 300)
+        os.truncate(path, path.stat().st_size - 10)
+    else:
+        path.write_bytes(path.read_bytes() + bytes(9000) + b"torn")
+    CachedDataset.from_cache(path, allow_partial=True).save(path, skip_damaged=True)
+    expect(path, [sample(i) for i in range(20)])
+
+
 def test_empty_views_are_saved(tmp_path):
     a, b = write(tmp_path / "a.zip"), write(tmp_path / "b.zip")
     assert len(saved_to(tmp_path / "1.zip", opened(a)[:0])) == 0
