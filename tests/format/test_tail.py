@@ -320,15 +320,18 @@ def test_chunks_behind_damage_are_found_again_where_they_say_that_they_are():
     assert chain.root is None
 
 
-def test_parts_without_their_root_are_not_salvaged():
+def test_parts_of_which_the_root_is_lost_are_found_again():
     archive = Archive()
-    archive.chunk([0, 1])
-    first = archive.headers[0]
-    archive.chunk([2], kind=format.PART)
-    archive.chunk([3])
-    file, chain = walked(flipped(archive.data, first.offset + 3))
-    format.salvage(chain, file.pread, file.next_data, len(archive.data))
-    assert [header.name for header in chain.chunks] == ["chunks/00000003"]
+    first = archive.chunk([0, 1])
+    part = archive.chunk([2], kind=format.PART)
+    last = archive.chunk([3])
+    for damaged in (archive.headers[0].offset + 3, part.payload_end):
+        file, chain = walked(flipped(archive.data, damaged))
+        format.salvage(chain, file.pread, file.next_data, len(archive.data))
+        expected = (
+            [part.name, last.name] if damaged < first.payload_offset else [first.name, part.name, last.name]
+        )
+        assert [header.name for header in chain.chunks] == expected
 
 
 def test_headers_are_found_at_any_place_of_a_large_file(monkeypatch):

@@ -261,6 +261,44 @@ def test_samples_behind_a_seal_that_is_lost_are_kept_beside_if_not_in_it(path):
     assert versions(new) | dict.fromkeys(range(6), 0) == everything
 
 
+class Named:
+    """Samples with keys, so that new ones come as parts of a seal."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        self.indices = [*indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def sample_key(self, i: int) -> str:
+        return f"key {self.indices[i]}"
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return sample(self.indices[i])
+
+
+def test_new_samples_of_a_refill_by_keys_whose_seal_is_lost_are_kept_beside(path):
+    for sync, indices in (("seal", range(3)), ("never", range(1, 6))):
+        CachedDataset(Named(indices), path, in_memory_keys=["y"], progress=False, sync=sync).close()
+    index = [e.fields for e in reference.entries(path) if e.fields["kind"] == reference.INDEX][-1]
+    damage(path, index["offset"] + index["nbytes"])
+    with (
+        replace_system(Rebooted()),
+        pytest.warns(PartialArchiveWarning, match=r"edcache\.cut-kept: samples of a seal"),
+    ):
+        Appender.open(path, format.Head(bytes(16)), mode="a").close()
+    assert versions(path) == {0: 0, 1: 0, 2: 0}
+    (kept,) = {*path.parent.iterdir()} - {path}
+    new = path.with_name("new.zip")
+    copy(kept, new)
+    with CachedDataset.from_cache(new, allow_partial=True) as cache:
+        found = {
+            cache.labels.to_list("key")[i]: cache[i] for i in np.setdiff1d(range(len(cache)), cache.missing)
+        }
+    assert {*found} == {f"key {i}" for i in (3, 4, 5)}
+    assert all(same(found[f"key {i}"], sample(i)) for i in (3, 4, 5))
+
+
 # --- crashes of the recovery ---
 
 
