@@ -127,15 +127,21 @@ class Chain:
             self._take_note(pread, last)
             self.sealed = False
         else:
-            known = {header.number for header in self.chunks}
-            self.chunks += [one for one in group if one.kind == PART and one.number not in known]
             self._take_root(pread, last, group[0].offset)
+            self._take_parts([one for one in group if one.kind == PART], last)
         for header in group:
             self._entries.pop(header.name, None)
             self._entries[header.name] = header
             self.durable = max(self.durable, header.durable)
         self.last = last
         self.cursor = Cursor.behind(last)
+
+    def _take_parts(self, parts: list[Header], root: Header) -> None:
+        if parts and root == self.root_header and self.root is not None and not self.root.is_reordered:
+            what = f"{root.name} at offset {root.offset:,} has parts, and does not number their samples"
+            raise CorruptArchiveError(f"{self.where}: {what}", path=self.where)
+        first = self.chunks[-1].number if self.chunks else 0
+        self.chunks += [one for one in parts if one.number > first]
 
     def _take_note(self, pread: PRead, header: Header) -> None:
         data = pread(header.payload_offset, header.nbytes)

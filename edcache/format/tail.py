@@ -66,14 +66,25 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
             return f"{header.name} at offset {header.offset:,} fails its crc32"
     stop = _missing_entry(chain, pread, size)
     what = f"no entry fits at offset {stop.offset:,}, but"
-    if is_fresh and stop != chain.cursor:
-        return f"{what} a seal has begun before it"
-    if _is_damaged_header(pread, stop, size):
-        return f"{what} other bytes stand there"
+    start = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
+    if not _ends_within(start, stop, size):
+        if is_fresh and stop != chain.cursor:
+            return f"{what} a seal has begun before it"
+        if _has_link(start, stop.link):
+            return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
-    if sealed is not None and sealed[1].offset > stop.offset and (is_fresh or sealed[0].is_synced):
+    is_other = sealed is not None and sealed[0].head.uuid != chain.head.uuid
+    if (
+        sealed is not None
+        and sealed[1].offset > stop.offset
+        and (is_fresh or is_other or sealed[0].is_synced)
+    ):
         return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
-    for at, header in later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid):
+    for at, header in later_headers(pread, next_data, _last_payload(chain), size):
+        if header.uuid != chain.head.uuid:
+            if at == header.offset:
+                return f"{what} {header.name} of another archive stands at offset {at:,}"
+            continue  # in a record
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
         is_of_seal = header.kind not in (CHUNK, NOTE)
@@ -96,22 +107,20 @@ def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
     return cursor
 
 
-def _is_damaged_header(pread: PRead, stop: Cursor, size: int) -> bool:
-    """True if the place of a header has what only the header has that belongs there, and yet does not fit.
-
-    Other bytes may be garbage, the begin of a header whose write failed, or what the disk had there before.
-    """
-    data = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
-    if len(data) < LEAST_HEADER_NBYTES or not data[:LEAST_HEADER_NBYTES].strip(b"\0"):
-        return False
-    header = parse_header(data)
-    if header is not None and (header.offset, header.number, header.link) == stop:
-        return header.payload_end <= size  # else the file was cut within its payload
-    return _has_link(data, stop.link)
+def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
+    """True if the file ends within an entry, as one that was cut. start: bytes in the place of its header."""
+    if len(start) < LEAST_HEADER_NBYTES:
+        return True
+    header = parse_header(start)
+    fits = header is not None and (header.offset, header.number, header.link) == stop
+    return fits and header is not None and header.payload_end > size
 
 
 def _has_link(data: bytes, link: int) -> bool:
-    """True if bytes have a link among them, but for a few bits: nothing but the header that belongs there has it."""
+    """True if bytes have a link among them, but for a few bits: nothing but the header that belongs there has it.
+
+    Other bytes may be zeros, garbage, the begin of a header whose write failed, or what the disk had there before.
+    """
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
     differing = np.unpackbits(windows ^ np.frombuffer(link.to_bytes(8, "little"), np.uint8), axis=1).sum(
         axis=1
@@ -120,9 +129,11 @@ def _has_link(data: bytes, link: int) -> bool:
 
 
 def later_headers(
-    pread: PRead, next_data: NextData, start: int, end: int, uuid: bytes
+    pread: PRead, next_data: NextData, start: int, end: int, uuid: bytes | None = None
 ) -> Iterator[tuple[int, Header]]:
     """Yield the headers of an archive from `start` to `end`, each with its place, which may not be its own offset.
+
+    uuid: of the archive; None for any.
 
     Cost: reads all bytes but holes.
     """
@@ -136,7 +147,7 @@ def later_headers(
         at = data.find(MAGIC)
         while 0 <= at < _WINDOW:
             header = parse_header(data[at : at + MAX_HEADER_NBYTES])
-            if header is not None and header.uuid == uuid:
+            if header is not None and uuid in (None, header.uuid):
                 yield position + at, header
             at = data.find(MAGIC, at + 1)
         position += _WINDOW

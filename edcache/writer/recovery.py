@@ -137,7 +137,9 @@ class Aside:
         headers = [one for at, one in found if at == one.offset and one.payload_end <= file.size()]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
         plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
-        self._is_all = len(plain) == len([one for one in headers if one.kind in (format.CHUNK, format.PART)])
+        samples = [one for one in headers if one.kind in (format.CHUNK, format.PART)]
+        # A root may name records of which no chunk tells any more.
+        self._is_all = plain == samples and format.read_root(file.pread, file.size(), file.path) is None
         self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]
 
     @classmethod
@@ -160,7 +162,7 @@ class Aside:
         return cls(file, uuid)
 
     def end(self) -> None:
-        """Delete the file; keep it under another name, with a warning, if samples of it are of a seal that is lost."""
+        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples."""
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)
@@ -183,12 +185,15 @@ def _uuid_of(file: File) -> bytes | None:
 
 
 def _has_samples(file: File, chain: Chain) -> bool:
+    """True if chunks stand behind the end of a chain, or a seal, which may name records of which no chunk tells."""
     size = file.size()
     later = format.later_headers(file.pread, file.next_data, chain.end, size, chain.head.uuid)
-    return any(
+    has_chunk = any(
         header.kind in (format.CHUNK, format.PART) and at == header.offset and header.payload_end <= size
         for at, header in later
     )
+    sealed = format.read_root(file.pread, size, file.path)
+    return has_chunk or (sealed is not None and sealed[1].offset > chain.end)
 
 
 def _copy(source: File, target: File, start: int, stop: int) -> None:
