@@ -203,7 +203,11 @@ class Chain:
             entries.pop(header.name, None)
             entries[header.name] = header
         named = {*map(column_name, root.labels), *([] if root.keys is None else [KEYS_NAME])}
-        return [one for one in entries.values() if one.kind not in (COLUMN, KEYS) or one.name in named]
+        return [
+            one
+            for one in entries.values()
+            if one.number not in self.lost and (one.kind not in (COLUMN, KEYS) or one.name in named)
+        ]
 
     def head_header(self, pread: PRead) -> Header:
         """Read the header of the head; CorruptArchiveError if it changed since it was read."""

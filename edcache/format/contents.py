@@ -27,8 +27,6 @@ from edcache.format.records import (
     Failure,
     Rows,
     bound,
-    check_flags,
-    joint_flags,
     salt,
 )
 from edcache.format.root import Place, Root, read_places
@@ -157,8 +155,6 @@ class Contents:
 
     def _unbound(self, samples: Ints, rows: Rows) -> Rows:
         assert self._root is not None
-        with reported(f"{self._chain.where}: index.rows", self._chain.where):
-            check_flags(joint_flags(rows))
         return bound(samples, rows, salt(self._chain.head.uuid, self._root.index.offset))
 
     def _check_index(self) -> None:

@@ -173,6 +173,9 @@ def check_writable(names: Iterable[str], where: str) -> None:
 
 def parsed_head(meta: Any) -> Head:
     """Make a head from its JSON object; ValueError or TypeError if it is none. Raises: LaterReleaseError."""
+    version = meta.get("version") if type(meta) is dict else None
+    if type(version) is int and version > VERSION:
+        raise LaterReleaseError.needing(f"archive format {version} (this release knows {VERSION})")
     check_known(meta, _KEYS, HEAD_NAME)
     kind = meta.pop("format"), meta.pop("version")
     labels = tuple((name, path) for name, path in meta["labels"])

@@ -37,6 +37,7 @@ from edcache.format.entries import (
     MAX_HEADER_NBYTES,
     NOTE,
     PAGE,
+    PART,
     ROOT,
     Cursor,
     Header,
@@ -156,8 +157,9 @@ def later_headers(
 def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
     """Add the chunks behind a damaged place of a chain, where they are."""
     for at, header in list(later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)):
-        chunk = replace(header, moved=at - header.offset)
-        if header.kind == CHUNK and chunk.payload_end <= size:
+        # A part has samples that no chunk before it has: without its root it counts as a chunk.
+        chunk = replace(header, kind=CHUNK, moved=at - header.offset)
+        if header.kind in (CHUNK, PART) and chunk.payload_end <= size:
             chain.add(pread, [chunk])
 
 

@@ -182,10 +182,12 @@ class Appender:
         aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
         self._mend_end()
         if aside is not None:
-            self._replace(loss.chunks, aside.chunks)
+            self._renew(loss.chunks, aside.chunks)
+            for note in aside.notes:
+                self._amend({key: value for key, value in note.items() if key != "lost"})
             aside.end()
 
-    def _replace(self, chunks: list[Header], others: list[Chunk]) -> None:
+    def _renew(self, chunks: list[Header], others: list[Chunk]) -> None:
         """Append what is sound of chunks that lost something, and others, then a note that names the former."""
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):

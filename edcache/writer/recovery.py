@@ -128,7 +128,7 @@ class Aside:
     It is made before the archive changes, and its head is written last. While it is there every process that opens the
     archive recovers it, by the same steps; with a head it has all that was cut off.
 
-    Attributes: chunks: of the sound records in it.
+    Attributes: chunks: of the sound records in it. notes: that it has.
     """
 
     def __init__(self, file: File, uuid: bytes) -> None:
@@ -141,6 +141,13 @@ class Aside:
         # A root may name records of which no chunk tells any more.
         self._is_all = plain == samples and format.read_root(file.pread, file.size(), file.path) is None
         self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]
+        self.notes = [
+            base.loads(file.pread(one.payload_offset, one.nbytes))
+            for one in headers
+            if one.kind == format.NOTE
+            and one.number < first_root
+            and format.payload_crc32(file.pread, one) == one.crc32
+        ]
 
     @classmethod
     def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:
