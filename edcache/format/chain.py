@@ -50,7 +50,7 @@ class Chain:
         sealed: True if neither a chunk nor a note follows the root.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
-        lost: numbers of chunks of which a power cut took something. has_lost: True if it took samples behind the root.
+        lost: numbers of chunks that a power cut took something from. has_lost: True if it took samples behind the root.
         failures: by index, the failure and the number of its note or root; a record may follow.
         durable: bytes of the file up to here were synced.
         unread: the last root or note whose payload fails its crc32, and the offset of its group; None behind
@@ -166,7 +166,7 @@ class Chain:
         self.failures |= {failure.index: (header.number, failure) for failure in failed}
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Leave out the chunks of these numbers, of which a power cut took something: the rest stands in others."""
+        """Leave out the chunks of these numbers, which a power cut took something from: the rest stands in others."""
         self.has_lost = True
         self.lost |= {*numbers}
         self.chunks = [one for one in self.chunks if one.number not in self.lost]

@@ -141,7 +141,7 @@ def pack_header(header: Header) -> bytes:
 def parse_header(data: bytes) -> Header | None:
     """Parse the header at the start of some bytes; None if they are none, or fail their crc32.
 
-    `MAX_HEADER_NBYTES` always suffice. A header of a later version may say more, in what are zeros here.
+    `MAX_HEADER_NBYTES` always suffice. A header of a later version may say more, in the place of zeros here.
     """
     if len(data) < LEAST_HEADER_NBYTES or data[:4] != MAGIC:
         return None

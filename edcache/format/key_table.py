@@ -69,7 +69,7 @@ class KeyTable:
     """Table of keys in memory, mapped or read; blocks are checked when a look-up first touches them.
 
     data: the payload. crc: of the crc32s of its blocks, or of its one block. count: of keys. length: samples of the
-    archive. where: its path in messages. Raises: CorruptArchiveError, the crc32s are not those of this table.
+    archive. where: its path in messages. Raises: CorruptArchiveError, the crc32s are of another table.
     """
 
     def __init__(self, data: memoryview, crc: int, count: int, length: int, where: str) -> None:

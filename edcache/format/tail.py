@@ -1,16 +1,16 @@
-"""The bytes behind the last entry of a chain: a torn tail, what a power cut left, or damage.
+"""Bytes behind the last entry of a chain: a torn tail, the loss of a power cut, or damage.
 
 What writers leave:
 
 - A killed one leaves payloads whose header is all zeros, as it is written last. Of a seal it may leave the last
   headers, in their places, without the first one.
-- A power cut takes whole sectors of what was not synced, in any combination: they are zeros, or what the disk had there
-  before. The headers of a seal are not synced until its end record stands.
+- A power cut takes whole sectors that were not synced, in any combination: they are zeros, or as the disk was before.
+  The headers of a seal are not synced until its end record stands.
 
-So these mean damage, in whatever boot: a header that is written and does not fit; an entry of this archive
-behind, at whatever offset, unless a power cut may have taken the one before it; a root that the end of the file points
-at, if the file was synced before that end was written. Damage is never cut off: readers and writers refuse it, and
-`save(skip_damaged=True)` keeps what is sound.
+So these mean damage, in each boot: a header that is written and does not fit; an entry of this archive behind, at any
+offset, unless a power cut may have taken the entry before it; a root that the end of the file points at, if the file
+was synced before that end was written. Damage is never cut off: readers and writers refuse it, and
+`save(skip_damaged=True)` keeps the sound samples.
 
 What must never happen: that an append takes bytes away that hold a sound sample. After a power cut a chunk that lost
 something is replaced by its sound records (`find_loss`), and so are chunks behind a header that is lost
@@ -101,7 +101,7 @@ def _last_payload(chain: Chain) -> int:
 
 
 def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
-    """Find the cursor of the entry that is missing: that of the chain, or one in a seal that is not whole."""
+    """Find the cursor of the entry that is missing: the next one of the chain, or one in a seal that is not whole."""
     cursor = chain.cursor
     while (header := entry_at(pread, size, chain.head.uuid, cursor, chain.where)) is not None:
         cursor = Cursor.behind(header)
@@ -120,7 +120,7 @@ def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
 def _has_link(data: bytes, link: int) -> bool:
     """True if bytes have a link among them, but for a few bits: nothing but the header that belongs there has it.
 
-    Other bytes may be zeros, garbage, the begin of a header whose write failed, or what the disk had there before.
+    Other bytes may be zeros, garbage, or the begin of a header whose write failed.
     """
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
     differing = np.unpackbits(windows ^ np.frombuffer(link.to_bytes(8, "little"), np.uint8), axis=1).sum(
@@ -164,8 +164,10 @@ def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
 
 
 class Loss(NamedTuple):
-    """What a power cut took. end: offset of the first group that is lost with all behind it, or None. chunks: others
-    that lost their table or records."""
+    """Entries that a power cut took.
+
+    end: offset of the first group that is lost with all behind it, or None. chunks: others that lost table or records.
+    """
 
     end: int | None
     chunks: list[Header]

@@ -87,8 +87,6 @@ class Session:
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
         self._view = self.extents.view
-        # A damaged one does no harm: what is compared is whether it changes.
-        self._shown_uuid = b"" if self._view is None else bytes(self._view[format.UUID_PLACE])
         if self._root is not None:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
@@ -274,18 +272,6 @@ class Session:
 
     # --- samples ---
 
-    def check_same(self) -> None:
-        """Raise StaleArchiveError if another archive was written over the bytes of the mapped file.
-
-        What was checked is not checked again, so a copy over an open file, as by cp, would pass otherwise.
-        """
-        if self._view is not None and self._view[format.UUID_PLACE] != self._shown_uuid:
-            raise base.StaleArchiveError(
-                f"{self.path}: another archive was written over it while it was open; open it again. Give a new file "
-                "its name by a rename, as `mv` does, and readers keep the old one",
-                path=self.path,
-            )
-
     @once
     def checks(self) -> Checks:
         """Checks of records."""
@@ -348,7 +334,7 @@ class Session:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
         """
-        self.check_same()
+        self.extents.check_same()
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
@@ -391,7 +377,7 @@ class Session:
         uniform = self.uniform
         if not len(indices):
             return Made(list)
-        self.check_same()
+        self.extents.check_same()
         if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
             # One pass checks the range: as unsigned numbers, negative ones are the largest.
             if np.maximum.reduce(indices.view(np.uint64)) >= self.length:

@@ -54,7 +54,7 @@ class Together:
             which: int64 [n], the number of each record's archive. indices: int64 [n], its sample there.
         """
         for session in self.sessions:
-            session.check_same()
+            session.extents.check_same()
         offset = self._words[self._firsts[which] + 3 * indices]
         if self.sessions[0].extents.is_probe_due():
             for k in range(0, len(which), max(1, len(which) // _PROBES)):

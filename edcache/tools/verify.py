@@ -127,6 +127,10 @@ def digest(
         return file_digest(file, on_progress)[0]
 
 
+# Bytes of tables that are kept.
+_MOST_KEPT_NBYTES: Final = 1 << 26
+
+
 class Survey:
     """Structure of an archive as it was when its size was taken; it may grow meanwhile.
 
@@ -142,14 +146,18 @@ class Survey:
         self._file, self._pread = file, file.pread
         self._reads_records, self._on_progress = reads_records, on_progress
         self._unread: set[int] = set()
+        self._tables: dict[int, ChunkTable] = {}
+        self._room = _MOST_KEPT_NBYTES
         self._padding = b""
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
         known = format.Chain(head, cursor, self.path)
-        known.extend(self._pread, self.size)
+        groups = list(format.walk(self._pread, self.size, head.uuid, cursor, self.path))
+        for group in groups:
+            known.add(self._pread, group)
         self._lost = known.lost  # by a later note
-        for group in format.walk(self._pread, self.size, head.uuid, cursor, self.path):
+        for group in groups:
             self.chain.add(self._pread, group)
             for header in group:
                 self._check_entry(header)
@@ -227,8 +235,16 @@ class Survey:
             self._problem(header.offset, f"the same of {more}")
 
     def _table(self, header: Header) -> ChunkTable | None:
+        """Read the table of a chunk; small ones are kept, as each is read twice."""
+        table = self._tables.get(header.number)
+        if table is not None:
+            return table
         try:
-            return format.read_table(self._pread, header, self.path)
+            table = format.read_table(self._pread, header, self.path)
+            self._room -= header.table_nbytes
+            if self._room > 0:
+                self._tables[header.number] = table
+            return table
         except CorruptArchiveError as error:
             why = str(error).removeprefix(f"{self.path}: {header.name} at offset {header.offset:,}: ")
             what = f"{header.name}: {why.partition('; run')[0]}"

@@ -188,16 +188,16 @@ class Appender:
             aside.end()
 
     def _renew(self, chunks: list[Header], others: list[Chunk]) -> None:
-        """Append what is sound of chunks that lost something, and others, then a note that names the former."""
+        """Append the sound records of chunks that lost something, other chunks, and a note that names the former."""
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):
             whole = [
                 one for one in self.chain.chunks if one.number > header.number and one.number not in lost
             ]
             sound = [*recovered(self.file, header, self.indices_of(whole)), *sound]
-        # Before the chunks: types of labels are those of the last one that counts.
+        # Before the chunks: the last one that counts says the types of labels.
         self.chain.forget(lost)
-        # Until the note is there no header may say that what is before it is durable.
+        # Until the note is there no header may call the bytes before it durable.
         seconds, self._seconds = self._seconds, None
         for chunk in sound:
             self._append(chunk)

@@ -62,6 +62,8 @@ class CacheWriter:
 
     # True after an append that ended by an exception: its samples are neither pending nor known to be in the file.
     _is_broken = False
+    # Index of the next sample where a power cut took some: from the first of these on all are written again.
+    _again: int | None = None
 
     def __init__(
         self,
@@ -81,10 +83,7 @@ class CacheWriter:
         options = WriteOptions.of(options, keywords, "CacheWriter")
         base.check_count("chunk_nbytes", chunk_nbytes)
         codec, compression = options.codec, options.compression
-        if mode not in ("x", "a", "w"):
-            raise base.OptionError(
-                f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
-            )
+        _check_mode(mode)
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
@@ -111,6 +110,7 @@ class CacheWriter:
             raise
         try:
             self._appender.check_tables()
+            self._again = self._appender.first_lost()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
             head, types = self._appender.head, self._appender.label_schema()
@@ -123,8 +123,6 @@ class CacheWriter:
             raise
         # True if the pending samples continue the archive; False if they have indices of their own.
         self._appending, self._given_end = True, 0
-        # Index of the next sample where a power cut took some: from the first of these on all are written again.
-        self._again = self._appender.first_lost()
 
     @property
     def next_index(self) -> int:
@@ -303,6 +301,13 @@ class CacheWriter:
                 f"{self.path}: an append was broken off; open it again, which knows what is there",
                 path=self.path,
             )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in ("x", "a", "w"):
+        raise base.OptionError(
+            f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
+        )
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:

@@ -348,7 +348,7 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
 
 
 def _stages_at(path: str) -> list[str]:
-    """List the stages of an archive, and what was cut off from one after a power cut."""
+    """List the stages of an archive, with files of their recovery."""
     return sorted(glob.glob(f"{glob.escape(path)}{_STAGE}*"))
 
 

@@ -123,7 +123,7 @@ def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
 
 
 class Aside:
-    """File beside an archive that is recovered, with what is cut off of it.
+    """File beside an archive that is recovered, with the bytes that are cut off.
 
     It is made before the archive changes, and its head is written last. While it is there every process that opens the
     archive recovers it, by the same steps; with a head it has all that was cut off.
@@ -138,7 +138,7 @@ class Aside:
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
         plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
         samples = [one for one in headers if one.kind in (format.CHUNK, format.PART)]
-        # A root may name records of which no chunk tells any more.
+        # A root may name records that no chunk names any more.
         self._is_all = plain == samples and format.read_root(file.pread, file.size(), file.path) is None
         self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]
         self.notes = [
@@ -151,7 +151,7 @@ class Aside:
 
     @classmethod
     def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:
-        """Copy the bytes behind the end of a chain, or take those that an earlier recovery copied.
+        """Copy the bytes behind the end of a chain, or take the copy of an earlier recovery.
 
         Returns: None if no sample stands among them and it is not needed otherwise.
         """
@@ -192,7 +192,7 @@ def _uuid_of(file: File) -> bytes | None:
 
 
 def _has_samples(file: File, chain: Chain) -> bool:
-    """True if chunks stand behind the end of a chain, or a seal, which may name records of which no chunk tells."""
+    """True if chunks stand behind the end of a chain, or a seal, which may name records that no chunk names."""
     size = file.size()
     later = format.later_headers(file.pread, file.next_data, chain.end, size, chain.head.uuid)
     has_chunk = any(

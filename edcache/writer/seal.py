@@ -2,7 +2,7 @@
 
 Payloads are written first and synced, then the headers, from last to first, and synced, then the end record. So a
 killed process leaves what there was before, or all of the new state; the next writer completes the end. Samples that
-come with a new order of the archive are parts of the same group: nobody sees them beside the old order.
+come with a new order of the archive are parts of the same group: no reader sees them beside the old order.
 """
 
 from __future__ import annotations
