@@ -52,8 +52,9 @@ class FileStore(Store):
         try:
             reader = super().found(options)
             if reader is not None and not reader.session.is_durable:
+                reader.close()
                 recover(self.path)
-                reader.refresh()
+                reader = super().found(options)
         except CorruptArchiveError as error:
             if never_created(self.path):
                 return None

@@ -180,8 +180,11 @@ class Appender:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
         aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
-        self._mend_end()
-        if aside is not None:
+        if aside is None:
+            self._mend_end()
+            return
+        with closing(aside):
+            self._mend_end()
             self._renew(loss.chunks, aside.chunks)
             for note in aside.notes:
                 self._amend({key: value for key, value in note.items() if key != "lost"})

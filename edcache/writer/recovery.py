@@ -159,14 +159,22 @@ class Aside:
         if not is_needed and not storage.exists(path) and not _has_samples(archive, chain):
             return None
         file = File.open(path, "a")
-        if _uuid_of(file) != uuid:
-            file.truncate(0)
-            _copy(archive, file, chain.end, archive.size())
-            file.sync()
-            _copy(archive, file, 0, chain.first.offset)
-            file.sync()
-            storage.sync_directory(os.path.dirname(path))
-        return cls(file, uuid)
+        try:
+            if _uuid_of(file) != uuid:
+                file.truncate(0)
+                _copy(archive, file, chain.end, archive.size())
+                file.sync()
+                _copy(archive, file, 0, chain.first.offset)
+                file.sync()
+                storage.sync_directory(os.path.dirname(path))
+            return cls(file, uuid)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file, which stays unless `end` was called."""
+        self._file.close()
 
     def end(self) -> None:
         """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples."""
