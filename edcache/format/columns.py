@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from edcache.base import LaterReleaseError
 from edcache.format.arrays import pa
 from edcache.format.entries import reported
-from edcache.format.types import is_label_type
+from edcache.format.types import is_label_type, type_to_json
 
 BATCH_ROWS: Final = 1 << 20
 """Rows of each batch of a column's file but the last."""
@@ -26,7 +27,7 @@ def write_stream(labels: pa.Table) -> bytes | memoryview:
 
 
 def read_stream(data: Any, rows: int) -> pa.Table:
-    """Read the labels of a chunk of `rows` records; ValueError if they are none."""
+    """Read the labels of a chunk of `rows` records; ValueError if they are none. Raises: LaterReleaseError."""
     if not len(data):
         return pa.table({})
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
@@ -34,6 +35,9 @@ def read_stream(data: Any, rows: int) -> pa.Table:
     names = table.column_names
     if table.num_rows != rows or len(set(names)) != len(names):
         raise ValueError(f"labels of {table.num_rows:,} rows, {rows:,} are needed, or a name twice")
+    for kind in table.schema.types:
+        if not is_label_type(kind):
+            raise LaterReleaseError.needing(f"the label type {str(type_to_json(kind))[:80]!r}")
     return _check(table)
 
 

@@ -187,18 +187,21 @@ class ChunkTable:
     """Table of a chunk: its samples, rows, schemas and labels.
 
     samples: int64 [n]. rows: `ROW` [n] as in memory, by rising offset; `schema` counts in `schemas`. labels: a row for
-    each record, in types that hold the values of all earlier chunks too.
+    each record, in types that hold the values of all earlier chunks too. place: for messages, with the path of the
+    archive.
     """
 
     samples: Ints
     rows: Rows
     schemas: Sequence[str]
     stream: Any = field(repr=False)
+    place: str
+    path: str
 
     @once
     def labels(self) -> pa.Table:
         """Label columns, views of the bytes of the table; the first call parses all of them."""
-        with reported("its labels"):
+        with reported(f"{self.place}: its labels", self.path):
             return read_stream(self.stream, len(self.rows))
 
 
@@ -259,7 +262,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         )
         if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
             raise ValueError("its rows point outside of it, or are of other samples")
-        return ChunkTable(samples, rows, schemas, view[at + text_nbytes :])
+        return ChunkTable(samples, rows, schemas, view[at + text_nbytes :], place, where)
 
 
 def schemas_of(schemas: Any) -> list[str]:
