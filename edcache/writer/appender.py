@@ -34,7 +34,7 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.group import Group
-from edcache.writer.recovery import Aside, discard_abandoned, lacks_head, recovered
+from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
 
@@ -209,8 +209,9 @@ class Appender:
         self.sync()
 
     def _refuse_damage(self, is_fresh: bool) -> None:
-        """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see `Head`."""
-        format.check_writable(self.chain.writes, self.path)
+        """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see
+        `check_writable`."""
+        check_writable(self.chain)
         file = self.file
         damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
         if damage is not None:
@@ -246,7 +247,7 @@ class Appender:
                     path=self.path,
                 )
             self._look()
-            format.check_writable(self.chain.writes, self.path)
+            check_writable(self.chain)
             if self.file.size() > self.chain.end:
                 self._refuse_damage(storage.is_fresh(self.file))
             self._mend_end()

@@ -19,11 +19,13 @@ from typing import Final
 
 import numpy as np
 
-from edcache import base, format, storage
+from edcache import base, codec, format, storage
 from edcache.base import (
     ArchiveNotFoundError,
     CorruptArchiveError,
     Ints,
+    LaterReleaseError,
+    OptionError,
     PartialArchiveWarning,
 )
 from edcache.format import HEAD_NAME, PAGE, Chain, Head, Header
@@ -34,6 +36,21 @@ _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
 _SECTOR: Final = 512
 _COPIED_NBYTES: Final = 1 << 24
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
+
+
+def check_writable(chain: Chain) -> None:
+    """Raise LaterReleaseError if an archive has what a writer must know and only a later release knows."""
+    format.check_writable(chain.writes, chain.where)
+    check_compression(chain.head, chain.where)
+
+
+def check_compression(head: Head, where: str) -> None:
+    """Raise LaterReleaseError if new records of an archive are compressed in a way that this release does not know."""
+    try:
+        codec.compressor(head.compression)
+    except OptionError:
+        what = f"the compression {str(head.compression)[:80]!r} for writing"
+        raise LaterReleaseError.needing(what).within(where, where) from None
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
@@ -62,7 +79,10 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     # Bytes behind may be a chunk with a damaged header.
     holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
     # One that has grown is as long as its notes say (tests/kit/model.py).
-    return holds_nothing and begins_anew(replace(head, length=chain.length))
+    if not holds_nothing or not begins_anew(replace(head, length=chain.length)):
+        return False
+    check_writable(chain)
+    return True
 
 
 def never_created(path: str) -> bool:
