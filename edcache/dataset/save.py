@@ -25,6 +25,7 @@ from edcache.base import (
     CorruptRecordError,
     EdcacheError,
     Ints,
+    LaterReleaseError,
     OptionError,
     StaleArchiveError,
 )
@@ -62,7 +63,10 @@ def save(
         digits = max(_DIGITS, len(str(len(parts) - 1)))
         targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
     elif (over := records.archive_at(target)) is not None:
+        writer.check_writable(over.chain)
         targets = [storage.followed(target)]
+    for session in records.sessions:
+        writer.check_compression(session.head, session.path)
     least = 0 if over is None or force else _published(over)
     # Refused before anything is written.
     _check_kept(target, len(records.rows), least)
@@ -149,6 +153,8 @@ class StoredRecords:
 
     def _warn_of_mixture(self) -> None:
         """Warn if samples of two archives have no structure in common, as tensors and image files."""
+        if len(self.sessions) == 1:
+            return
         first, *others = [list(map(_fields_text, one.index.schemas)) for one in self.sessions]
         for session, own in zip(self.sessions[1:], others, strict=True):
             if first and own and not {*first} & {*own}:
@@ -253,9 +259,11 @@ class StoredRecords:
 
 def _fields_text(schema: str) -> str:
     """List the fields of samples and their kinds, in words."""
-    fields = (
-        f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored_fields(schema)
-    )
+    try:
+        stored = stored_fields(schema)
+    except LaterReleaseError:
+        return "fields of a later release"  # their records are copied as they are
+    fields = (f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored)
     return ", ".join(fields) or "no fields"
 
 
@@ -278,7 +286,9 @@ def _write(
     if records.is_whole and len(part) == records.length:
         session = records.sessions[0]
         own = session.origin.uuid if over is not None else uuid.uuid4().bytes
-        head = replace(session.origin, uuid=own, length=session.declared_length)
+        # What only writers of that archive must know, or what may be ignored, is of another release.
+        said = {"length": session.declared_length, "writes": (), "more": {}}
+        head = replace(session.origin, uuid=own, **said)
         labels, added, dropped = _original_labels(records.sessions[0], labels)
     else:
         head = records.joint_head(len(part))
