@@ -222,16 +222,21 @@ def entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -
     header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
     if header is None or header.uuid != uuid or (header.offset, header.number, header.link) != cursor:
         return None
-    if header.is_later:
-        kind = f"the kind {header.kind}" if header.version <= VERSION else f"version {header.version}"
-        what = f"{kind} of entries, as {header.name[:80]} at offset {header.offset:,}"
-        raise LaterReleaseError.needing(what).within(where, where)
+    check_release(header, where)
     least = align(header.payload_end, PAGE)
     follows = header.next == least or (header.kind == ROOT and header.next > least)
     fits = header.payload_end <= size and follows and header.next % PAGE == 0 and header.next < LOCK_APPEND
     if header.kind in (CHUNK, PART):
         fits = fits and header.table_nbytes <= header.nbytes and header.first < header.end <= MAX_LENGTH
     return header if fits else None
+
+
+def check_release(header: Header, where: str) -> None:
+    """Raise LaterReleaseError if a later release wrote an entry; see `Header.is_later`."""
+    if header.is_later:
+        kind = f"the kind {header.kind}" if header.version <= VERSION else f"version {header.version}"
+        what = f"{kind} of entries, as {header.name[:80]} at offset {header.offset:,}"
+        raise LaterReleaseError.needing(what).within(where, where)
 
 
 def payload_crc32(pread: PRead, header: Header) -> int:

@@ -42,6 +42,7 @@ from edcache.format.entries import (
     Cursor,
     Header,
     PRead,
+    check_release,
     entry_at,
     parse_header,
     payload_crc32,
@@ -59,7 +60,11 @@ _FEW_BITS: Final = 8
 
 def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_fresh: bool) -> str | None:
     """Describe the damage of a file of `size` bytes that was walked; None for a torn tail or the loss of a power
-    cut."""
+    cut.
+
+    Raises: LaterReleaseError, an entry that only a later release knows stands behind the end: whether it counts, that
+    release knows.
+    """
     if chain.unread is not None:
         header, group = chain.unread
         synced = header.durable >= group if header.kind == ROOT else chain.durable >= header.next
@@ -88,6 +93,7 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
             continue  # in a record
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
+        check_release(header, chain.where)
         is_of_seal = header.kind not in (CHUNK, NOTE)
         was_synced = header.durable > stop.offset
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
@@ -157,6 +163,7 @@ def later_headers(
 def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
     """Add the chunks behind a damaged place of a chain, where they are."""
     for at, header in list(later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)):
+        check_release(header, chain.where)
         # A part has samples that no chunk before it has: without its root it counts as a chunk.
         chunk = replace(header, kind=CHUNK, moved=at - header.offset)
         if header.kind in (CHUNK, PART) and chunk.payload_end <= size:
