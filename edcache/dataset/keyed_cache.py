@@ -269,15 +269,15 @@ class _Archive:
                 path=self._path,
                 index=sample,
             )
+        decoder = self._decoders.get(schema)
         with format.reported(f"{self._path}: record {sample}", self._path):
             format.check_flags(flags)
+            if decoder is None:
+                allows = self._appender.head.codec == "pickle"
+                decoder = self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
         record = data[:nbytes]
         if flags & format.COMPRESSED:
             record = memoryview(codec.decompress(record))
-        decoder = self._decoders.get(schema)
-        if decoder is None:
-            allows = self._appender.head.codec == "pickle"
-            decoder = self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
         return decoder.decode(record, copy=True)
 
     def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Sequence[Any]]) -> None:
