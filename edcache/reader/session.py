@@ -485,6 +485,8 @@ def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
     """True if a file is the same archive, saved over itself."""
     try:
         return format.read_head(file.pread, path)[0].uuid == uuid
+    except base.LaterReleaseError:
+        raise
     except base.ArchiveError:
         return False
 
