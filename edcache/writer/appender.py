@@ -179,6 +179,8 @@ class Appender:
         if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
+        if loss.chunks or self.file.size() > self.chain.end:
+            self._refuse_later_tables()
         aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
         if aside is None:
             self._mend_end()
@@ -221,6 +223,12 @@ class Appender:
                 path=self.path,
             )
 
+    def _refuse_later_tables(self) -> None:
+        """Raise LaterReleaseError if a table that a seal reads has what only a later release knows."""
+        for header in self.chain.behind:
+            with suppress(CorruptArchiveError):  # a power cut may have taken it
+                _ = self.table(header).labels
+
     @property
     def claims(self) -> Claims:
         """Claims: locks that say which process computes which samples."""
@@ -257,6 +265,7 @@ class Appender:
         """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
+            self._refuse_later_tables()
             is_written = bool(self.file.pread(chain.cursor.offset, format.LEAST_HEADER_NBYTES).strip(b"\0"))
             self.file.truncate(end)
             if is_written and self.syncs:
