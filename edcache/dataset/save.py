@@ -170,6 +170,9 @@ class StoredRecords:
         _, indices, places = share
         session = self.sessions[number]
         rows = session.index.unbound_rows(indices)
+        # A table of the copy would have the flags, and no seal reads that.
+        with format.reported(f"{session.path}: index.rows", session.path):
+            format.check_flags(format.joint_flags(rows))
         has_record = rows["flags"] & PRESENT > 0
         self._note_failures(session, indices[~has_record], places[~has_record])
         rows, own = rows[has_record], session.index.schemas
