@@ -289,9 +289,8 @@ def _write(
     if records.is_whole and len(part) == records.length:
         session = records.sessions[0]
         own = session.origin.uuid if over is not None else uuid.uuid4().bytes
-        # What only writers of that archive must know, or what may be ignored, is of another release.
-        said = {"length": session.declared_length, "writes": (), "more": {}}
-        head = replace(session.origin, uuid=own, **said)
+        # Features for writers, and the keys that may be ignored, are of another release.
+        head = replace(session.origin, uuid=own, length=session.declared_length, writes=(), more={})
         labels, added, dropped = _original_labels(records.sessions[0], labels)
     else:
         head = records.joint_head(len(part))

@@ -211,8 +211,7 @@ class Appender:
         self.sync()
 
     def _refuse_damage(self, is_fresh: bool) -> None:
-        """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see
-        `check_writable`."""
+        """Raise CorruptArchiveError if no torn tail stands behind the end; LaterReleaseError, as `check_writable`."""
         check_writable(self.chain)
         file = self.file
         damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
