@@ -43,14 +43,15 @@ class Extents:
             with suppress(base.StorageError):
                 self.view = file.map(nbytes)
         # Compared with itself alone: a damaged one does no harm.
-        self._uuid = b"" if self.view is None else bytes(self.view[format.UUID_PLACE])
+        self._shown = None if self.view is None else self.view[format.UUID_PLACE]
+        self._uuid = None if self._shown is None else bytes(self._shown)
 
     def check_same(self) -> None:
         """Raise StaleArchiveError if another archive was written over the mapped file.
 
         Checked records are not checked again, so that a copy over an open file, as by `cp`, would pass otherwise.
         """
-        if self.view is not None and self.view[format.UUID_PLACE] != self._uuid:
+        if self._shown != self._uuid:
             raise base.StaleArchiveError(
                 f"{self.file.path}: another archive was written over it while it was open; open it again. Give a new "
                 "file its name by a rename, as `mv` does, and readers keep the old one",

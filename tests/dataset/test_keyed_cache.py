@@ -139,7 +139,7 @@ def seals(path):
     data = path.read_bytes()
     pread = lambda offset, nbytes: data[offset : offset + nbytes]  # noqa: E731
     head, cursor = format.read_head(pread, "a.zip")
-    groups = format.walk(pread, len(data), head.uuid, cursor)
+    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 
