@@ -152,7 +152,7 @@ class Encoder:
 
 
 class _Values(list[Any]):
-    """Wire values in tree order; the number of nodes but for the sample itself, and the depth of the walk."""
+    """Wire values in tree order, the number of nodes inside the sample, and the depth of the walk."""
 
     __slots__ = ("depth", "nodes")
     depth: int

@@ -124,7 +124,7 @@ def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
 
 
 def _has_link(data: bytes, link: int) -> bool:
-    """True if bytes have a link among them, but for a few bits: nothing but the header that belongs there has it.
+    """True if bytes have a link among them, but for a few bits: only the header that belongs there has it.
 
     Other bytes may be zeros, garbage, or the begin of a header whose write failed.
     """

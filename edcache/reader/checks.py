@@ -93,7 +93,7 @@ class Checks:
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
         said = self.index
-        # Whether a flag that only a later release knows is true, the sum tells.
+        # The sum tells if a flag that only a later release knows is true.
         is_alike = schema == said.only_schema and not flags & format.COMPRESSED
         is_said = is_alike and said.least_nbytes <= nbytes <= said.most_nbytes
         # A row of zeros has the sum of an empty record of sample 0.

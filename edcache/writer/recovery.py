@@ -124,7 +124,7 @@ def _is_torn_head(data: bytes) -> bool:
 
 
 def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
-    """Make a chunk of the sound records of one that a power cut took something of; none if none is sound.
+    """Make a chunk of the sound records of a damaged chunk; none if no record is sound.
 
     newer: samples that whole chunks behind it have, and override.
     """
@@ -173,24 +173,31 @@ class Aside:
     def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:
         """Copy the bytes behind the end of a chain, or take the copy of an earlier recovery.
 
-        Returns: None if no sample stands among them and it is not needed otherwise.
+        Returns: None if no sample stands among them and it is not needed otherwise; an earlier file is deleted then, as
+            it is of another archive, or the archive has not changed since it was begun.
         """
         path, uuid = archive.absolute + storage.RECOVERY, chain.head.uuid
-        if not is_needed and not storage.exists(path) and not _has_samples(archive, chain):
+        is_there, is_needed = storage.exists(path), is_needed or _has_samples(archive, chain)
+        if not is_there and not is_needed:
             return None
         file = File.open(path, "a")
         try:
-            if _uuid_of(file) != uuid:
+            is_whole = _uuid_of(file) == uuid
+            if not is_whole and is_needed:
                 file.truncate(0)
                 _copy(archive, file, chain.end, archive.size())
                 file.sync()
                 _copy(archive, file, 0, chain.first.offset)
                 file.sync()
                 storage.sync_directory(os.path.dirname(path))
-            return cls(file, uuid)
+            if is_whole or is_needed:
+                return cls(file, uuid)
         except BaseException:
             file.close()
             raise
+        file.close()
+        storage.remove(path)
+        return None
 
     def close(self) -> None:
         """Close the file, which stays unless `end` was called."""

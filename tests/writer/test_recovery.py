@@ -22,7 +22,7 @@ from scale import scaled, seeded
 from systems import Rebooted, System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, format
+from edcache import CachedDataset, CacheWriter, format, storage
 from edcache.cli import main
 from edcache.errors import CorruptArchiveError, CorruptRecordError, PartialArchiveWarning
 from edcache.writer import Appender
@@ -388,3 +388,15 @@ def test_a_failure_a_length_and_labels_are_kept_with_the_rest(path):
         assert [(error.index, error.message) for error in cache.errors] == [(9, "it has no image")]
         assert cache.missing.tolist() == [1, 9, 10, 11]
         assert cache.labels.to_list("y") == [0, None, 2, 3, 4, 5, 6, 7, 8, None, None, None]
+
+
+@pytest.mark.parametrize("left", [b"", bytes(100), b"PK\x03\x04" * 50])
+def test_a_file_that_another_recovery_left_changes_no_archive(path: Path, left: bytes) -> None:
+    with CacheWriter(path) as w:
+        w.extend(sample(i) for i in range(3))
+    before = path.read_bytes()
+    beside = path.with_name(path.name + storage.RECOVERY)
+    beside.write_bytes(left)
+    CacheWriter(path, "a").abort()
+    assert path.read_bytes() == before
+    assert not beside.exists()
