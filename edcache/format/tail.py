@@ -32,6 +32,7 @@ from edcache.base import CorruptArchiveError
 from edcache.format.chain import Chain
 from edcache.format.entries import (
     CHUNK,
+    CRC32_FROM_LINK,
     LEAST_HEADER_NBYTES,
     MAGIC,
     MAX_HEADER_NBYTES,
@@ -76,7 +77,7 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     if not _ends_within(start, stop, size):
         if is_fresh and stop != chain.cursor:
             return f"{what} a seal has begun before it"
-        if _has_link(start, stop.link):
+        if _is_damaged_header(start, stop.link):
             return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
     is_other = sealed is not None and sealed[0].head.uuid != chain.head.uuid
@@ -123,16 +124,20 @@ def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
     return fits and header is not None and header.payload_end > size
 
 
-def _has_link(data: bytes, link: int) -> bool:
-    """True if bytes have a link among them, but for a few bits: only the header that belongs there has it.
+def _is_damaged_header(data: bytes, link: int) -> bool:
+    """True if a whole header was written to a place and is damaged: it has the link that only that place has, but for
+    a few bits.
 
-    Other bytes may be zeros, garbage, or the begin of a header whose write failed.
+    Other bytes may be zeros, garbage, or a header that was written or cut off in part: its begin or its crc32 is zeros.
     """
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
     differing = np.unpackbits(windows ^ np.frombuffer(link.to_bytes(8, "little"), np.uint8), axis=1).sum(
         axis=1
     )
-    return int(differing.min()) <= _FEW_BITS
+    at = int(differing.argmin())
+    has_begin = any(data[: len(MAGIC)]) or at < LEAST_HEADER_NBYTES // 2  # it has moved: bytes were taken out
+    has_crc32 = any(data[at + CRC32_FROM_LINK :][:4])
+    return int(differing.min()) <= _FEW_BITS and has_begin and has_crc32
 
 
 def later_headers(

@@ -8,7 +8,7 @@ harm: the driver leaves out the samples that the archive has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -89,7 +89,11 @@ class Cluster:
         indices = self._presence.missing_in(claim)
         if indices:
             job = replace(self._job, spec=self._job.spec.of(indices))
-            yield claim, self._executor.submit(encode_samples, job, indices)
+            try:
+                task = self._executor.submit(encode_samples, job, indices)
+            except BrokenExecutor as failure:
+                raise self._failed(failure) from failure  # a process of it died between two tasks
+            yield claim, task
         else:
             self._claims.release(claim)
 
@@ -117,9 +121,7 @@ class Cluster:
         if isinstance(failure, EdcacheError):
             return failure
         if failure is not None:
-            # Raised here as it is, an exit or an interrupt of a task would be one of this process.
-            name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
-            error = SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)
+            error = self._failed(failure)
             error.__cause__ = failure
             return error
         chunks, failures, carried_error = future.result()
@@ -132,6 +134,11 @@ class Cluster:
         self._builder.publish(self._appender)
         self._claims.release(claim)
         return None if carried_error is None else carried_error.restored()
+
+    def _failed(self, failure: BaseException) -> SourceError:
+        """Make the error of a task; raised as it is, an exit or an interrupt of a task would be one of this process."""
+        name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
+        return SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)
 
 
 def _failure(future: Future[_Encoded]) -> BaseException | None:

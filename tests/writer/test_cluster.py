@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import warnings
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
@@ -281,6 +281,23 @@ def test_a_loky_worker_that_is_killed_is_one_error_and_keeps_what_was_published(
     assert 10 < Reader(path, allow_partial=True).present < COUNT
     fill(Source(log), path, None)
     check(path, tmp_path)
+
+
+class Broken(ThreadPoolExecutor):
+    """A pool that loses its processes between two tasks."""
+
+    def submit(self, *args, **kwargs):
+        if self._work_queue.qsize() or self._threads:
+            raise BrokenExecutor("a process was killed")
+        return super().submit(*args, **kwargs)
+
+
+def test_an_executor_that_breaks_before_it_takes_a_task_is_one_error(path, log):
+    with (
+        Broken(1) as executor,
+        pytest.raises(SourceError, match="a task of Broken failed: BrokenExecutor: a process"),
+    ):
+        fill(Source(log), path, executor, chunk_size=3)
 
 
 @pytest.mark.full
