@@ -30,6 +30,7 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     1  format    the specification; entries and their chain, tables, the zip directory
     1  codec     a sample to the bytes of a record, and back
     2  labels    columns of labels: collected, compared, filtered
+    2  identity  whose samples an archive has: a sample computed again, and compared with its record
     3  reader    an open archive: records by index, many at once; collated batches
     4  display   pictures, trees, summaries, HTML
     4  writer    append, seal and fill; fingerprints of sources; the base of backends

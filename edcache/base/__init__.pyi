@@ -50,6 +50,7 @@ from .process import module_aliases as module_aliases
 from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
+from .progress import is_rank_0 as is_rank_0
 from .progress import tell as tell
 from .strict_json import loads as loads
 from .wording import Ints as Ints

@@ -234,6 +234,7 @@ class FillKeywords(TypedDict, total=False):
     on_error: OnError
     timeout: float | None
     grow: bool
+    spot_check: bool | int | None
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,9 @@ class FillOptions(Options):
         grow: True appends the new samples of a source with len() that became longer. False raises StaleCacheError for
             it; both do if its first samples changed. A source with keys needs it for `@cachable` alone, which then
             looks at the source at every call (docs/howto/keys.md).
+        spot_check: the number of stored samples that are computed again and compared, when the archive is opened with
+            its source, or a fill goes on; another one is a StaleCacheError. None compares one, if a sample takes at
+            most two seconds and is the same each time. True always compares one, and False none.
     """
 
     num_workers: Workers = 0
@@ -271,8 +275,11 @@ class FillOptions(Options):
     on_error: OnError = "raise"
     timeout: float | None = None
     grow: bool = False
+    spot_check: bool | int | None = None
 
     def _check(self) -> None:
+        if not isinstance(self.spot_check, bool | None):
+            check_count("spot_check", self.spot_check)
         check_choice("on_error", self.on_error, get_args(OnError))
         check_workers(self.num_workers)
         if self.batch_size is not None:

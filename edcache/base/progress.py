@@ -64,10 +64,10 @@ class Progress:
                 logger.info("%s", line)
             else:
                 print(line, file=sys.stderr, flush=True)
-        if asked or (is_watched and _is_rank_0()):
+        if asked or (is_watched and is_rank_0()):
             self._bar = _new_bar(f"{self._doing} {self._name}", total, done, self._unit)
         # The first process of a fill prints lines, on any rank.
-        is_told = self._is_first and (self._is_fill or _is_rank_0())
+        is_told = self._is_first and (self._is_fill or is_rank_0())
         self._has_lines = is_told and asked is None and not is_watched
         return self
 
@@ -185,7 +185,8 @@ def _wants_bar(show: Show) -> bool | None:
     return show if show is not None or setting is None else setting != "0"
 
 
-def _is_rank_0() -> bool:
+def is_rank_0() -> bool:
+    """True if this process is alone, or the first one of its job."""
     # torch_xla.launch() sets the second.
     return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"
 

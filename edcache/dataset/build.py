@@ -84,6 +84,11 @@ class Building:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
         archive = self._find_complete() if keep_existing else None
         if archive is not None:
+            try:
+                writer.check_open(self.job, archive)
+            except BaseException:
+                archive.close()
+                raise
             return None, archive
         if self._is_lazy and self._store.by_request:
             raise OptionError(f"{path}: lazy=True fills a file; for a URL all is filled at once")

@@ -44,6 +44,8 @@ from .recovery import never_created as never_created
 from .seal import LabelChange as LabelChange
 from .seal import change_labels as change_labels
 from .seal import seal as seal
+from .spot import check_open as check_open
+from .spot import compared as compared
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -24,7 +24,7 @@ from edcache.base import OptionError, SourceError
 from edcache.format import Failure
 from edcache.storage import storage_error
 from edcache.writer.appender import Appender
-from edcache.writer.job import Carried, Job
+from edcache.writer.job import Carried, Job, worker_count
 from edcache.writer.worker import work
 
 logger = logging.getLogger("edcache")
@@ -55,6 +55,34 @@ class _Worker:
     is_late: bool = False
 
 
+def crew_size(job: Job) -> int:
+    """Return the number of worker processes for a fill; 0 if this process is to compute."""
+    if job.options.executor is not None or multiprocessing.current_process().daemon:
+        return 0  # a daemonic process, such as a DataLoader's worker, may not start others
+    workers = min(worker_count(job.options.num_workers), -(-job.length // job.head.claim_size))
+    return workers if job.options.timeout is None else max(1, workers)
+
+
+def compute_apart(job: Job) -> Any:
+    """Let one worker process compute a sample again, as `job.again` says; None if it ends or hangs before it has.
+
+    Raises: as the source, with the traceback as text.
+    """
+    worker = _start_worker(job, 0, 0)
+    message: Any = None
+    try:
+        timeout = job.options.timeout
+        connection.wait([worker.results, worker.process.sentinel], timeout)
+        if worker.results.poll():
+            with suppress(EOFError, OSError):  # it died amid its last word
+                message = worker.results.recv()
+    finally:
+        _end_worker(worker, _STOP_SECONDS if message is not None else 0)
+    if isinstance(message, Carried):
+        raise message.restored()
+    return message
+
+
 class Crew:
     """Worker processes of one fill.
 
@@ -63,8 +91,6 @@ class Crew:
 
     def __init__(self, job: Job, workers: int, appender: Appender, tick: Callable[[], None]) -> None:
         self._job, self._path, self._options = job, job.path, job.options
-        asked = job.options.multiprocessing_context
-        self._context: Any = multiprocessing.get_context(asked) if isinstance(asked, str | None) else asked
         self._appender, self._tick = appender, tick
         self._workers: list[_Worker] = []
         self._size = workers
@@ -79,9 +105,6 @@ class Crew:
         Raises the error of a worker at once, and SourceError for samples that ended their process after the
         others are filled; SourceError if workers end and no sample is to blame.
         """
-        process = multiprocessing.current_process()
-        if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
-            os._exit(_NO_GUARD)
         try:
             for slot in range(self._size):
                 self._start(slot)
@@ -100,26 +123,7 @@ class Crew:
             raise SourceError(f"{self._path}: {'; '.join(self._failures)}", path=self._path)
 
     def _start(self, slot: int) -> None:
-        end = None
-        number = next(self._numbers)
-        try:
-            place = self._context.RawArray("q", 3)
-            results, end = self._context.Pipe(duplex=False)
-            process = self._context.Process(
-                target=work, args=(self._job, place, slot, number, end), name=f"{_NAME}{number}"
-            )
-            process.start()
-            self._workers.append(_Worker(process, results, place, slot))
-        except OSError as error:
-            raise storage_error(self._path, "starting a worker process", error) from error
-        except Exception as error:
-            raise OptionError(
-                f"{self._path}: the source cannot be sent to worker processes: {error}; use "
-                f'num_workers=0, or multiprocessing_context="fork"'
-            ) from error
-        finally:
-            if end is not None:
-                end.close()
+        self._workers.append(_start_worker(self._job, slot, next(self._numbers)))
 
     def _receive(self, worker: _Worker) -> None:
         """Take the last word of a worker, or its silence, and replace it unless its work is done."""
@@ -207,13 +211,43 @@ class Crew:
                 self._reap(worker, 0)
 
     def _reap(self, worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
-        """Wait for a worker's process, then kill it: threads of the source may still run in it."""
-        worker.process.join(seconds)
-        if worker.process.is_alive():
-            worker.process.kill()
-        worker.process.join()
-        worker.results.close()
+        _end_worker(worker, seconds)
         self._workers.remove(worker)
+
+
+def _start_worker(job: Job, slot: int, number: int) -> _Worker:
+    """Start a process. number: of all workers of the fill."""
+    process = multiprocessing.current_process()
+    if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
+        os._exit(_NO_GUARD)
+    asked = job.options.multiprocessing_context
+    context: Any = multiprocessing.get_context(asked) if isinstance(asked, str | None) else asked
+    end = None
+    try:
+        place = context.RawArray("q", 3)
+        results, end = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(job, place, slot, number, end), name=f"{_NAME}{number}")
+        process.start()
+        return _Worker(process, results, place, slot)
+    except OSError as error:
+        raise storage_error(job.path, "starting a worker process", error) from error
+    except Exception as error:
+        raise OptionError(
+            f"{job.path}: the source cannot be sent to worker processes: {error}; use "
+            f'num_workers=0, or multiprocessing_context="fork"'
+        ) from error
+    finally:
+        if end is not None:
+            end.close()
+
+
+def _end_worker(worker: _Worker, seconds: float) -> None:
+    """Wait for a worker's process, then kill it: threads of the source may still run in it."""
+    worker.process.join(seconds)
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
+    worker.results.close()
 
 
 def _ending(exitcode: int | None) -> str:

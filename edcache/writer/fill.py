@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -15,11 +14,13 @@ from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
-from edcache.writer.job import Job, errors_with, outcome, worker_count
+from edcache.writer.crew import Crew, crew_size
+from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.keyed import Keyed, fill_keyed
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.seal import seal
+from edcache.writer.spot import check_before, with_first_sample
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
 logger = logging.getLogger("edcache")
@@ -52,6 +53,8 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
         run = partial(fill_keyed, keyed=keyed, fill=_fill)
     else:
         run = _fill
+    if rebuild or _head_of(job.path) is None:
+        job = with_first_sample(job)
     if rebuild:
         _rebuild(job, run)
     else:
@@ -87,6 +90,8 @@ def _fill(job: Job) -> None:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
         if presence.missing:
+            if presence.count and job.order is None:
+                check_before(job)
             _compute(job, appender, presence)
         if presence.complete:
             seal(appender, order=job.order)
@@ -132,19 +137,12 @@ def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Prog
         if samples := presence.update():
             progress.advance(samples, appender.chain.cursor.offset - before)
 
-    claims, options = presence.missing_claims, job.options
-    workers = min(worker_count(options.num_workers), -(-job.length // appender.head.claim_size))
-    if options.timeout is not None:
-        workers = max(1, workers)
-    # A daemonic process, such as a DataLoader's worker, may not start others.
-    is_daemonic = multiprocessing.current_process().daemon
-    if options.executor is not None:
+    claims, workers = presence.missing_claims, crew_size(job)
+    if job.options.executor is not None:
         from edcache.writer.cluster import Cluster
 
         Cluster(job, appender, presence, look).run(claims)
-    elif workers and appender.claims.can_lock and not is_daemonic:
-        from edcache.writer.crew import Crew
-
+    elif workers and appender.claims.can_lock:
         Crew(job, workers, appender, look).run()
     else:
         Part(job, appender, presence, lambda index, count: None, progress.advance).run(claims)

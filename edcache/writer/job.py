@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edcache import base, storage
+from edcache import base, identity, storage
 from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
@@ -35,6 +35,7 @@ class Job:
         name: of the archive as progress shows it; the path may be of a file that stands for it.
         order: of the samples in the sealed archive; None for the order of the source.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
+        again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
     source: Any
@@ -48,6 +49,7 @@ class Job:
     name: str = ""
     order: Order | None = None
     suspects: frozenset[int] = frozenset()
+    again: tuple[int, int, tuple[str, bytes] | None] | None = None
 
     @property
     def length(self) -> int:
@@ -86,7 +88,8 @@ class Job:
         if present < length and (self.options.grow or chain.length is None):
             changes: dict[str, Any] = {"length": length}
             if chain.origin.fingerprint is not None and fingerprint is not None:
-                changes["fingerprint"] = comparable(fingerprint, chain.origin.fingerprint, self.source, None)
+                now = comparable(fingerprint, chain.origin.fingerprint, self.source, None)
+                changes["fingerprint"] = identity.with_entry(now, chain.origin.fingerprint)
             appender.amend(**changes)
 
     def builder(

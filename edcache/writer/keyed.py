@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from edcache import format, storage
+from edcache import format, identity, storage
 from edcache.base import Ints, OptionError, SourceError, once
 from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa, pc
 from edcache.labels import LabelSpec, OfIndex
@@ -37,6 +37,7 @@ from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
 from edcache.writer.match import tells_source
 from edcache.writer.seal import Order, seal
+from edcache.writer.spot import check_before
 from edcache.writer.store import store_at
 
 VERSION_COLUMN: Final = "version"
@@ -297,7 +298,8 @@ def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
     part = _part(job, keyed, todo)
     with closing(job.open(any_length=True)) as appender:
         path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
-        head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=job.head.fingerprint)
+        made_by = _fingerprint_of(job, appender.chain.origin)
+        head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=made_by)
     return _Stage(path, replace(part, path=path, head=head), todo)
 
 
@@ -336,6 +338,9 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
                 start += one.contents.length
         todo = keyed.firsts[places[keyed.firsts] < 0]
         if len(todo):
+            if tried is None:
+                known = np.flatnonzero((places >= 0) & (places < contents.length))
+                check_before(job, known, places[known])
             return todo
         places = places[keyed.firsts[keyed.order.samples]] if keyed.order is not None else places
         fingerprint = _fingerprint_of(job, appender.chain.origin)
@@ -355,7 +360,8 @@ def _stages_at(path: str) -> list[str]:
 def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
     """Return the fingerprint for the order of a source; of one that tells only keys the archive's stays beside them."""
     own = job.head.fingerprint or {}
-    return own if tells_source(job.head) else {**(origin.fingerprint or {}), **own}
+    own = own if tells_source(job.head) else {**(origin.fingerprint or {}), **own}
+    return identity.with_entry(own, origin.fingerprint)
 
 
 def _found(identities: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:

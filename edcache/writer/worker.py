@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from edcache.writer.fetcher import compute_again
 from edcache.writer.job import Job, carried, refusal
 from edcache.writer.part import Part, Presence
 
@@ -27,10 +28,10 @@ class Stopped(KeyboardInterrupt):
 
 
 def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
-    """Fill together with others until nothing is missing.
+    """Fill together with others until nothing is missing; or compute a sample again, as `job.again` says.
 
     Sends to `results`: None if nothing is missing; the index that it computed, or -1, if a signal ended it;
-    else its error, as `Carried`.
+    else its error, as `Carried`. A sample that is computed again it sends as `Recomputed`.
 
     Args:
         place, slot: as of `crew._Worker`. number: of all workers of the fill, also of ended ones.
@@ -40,6 +41,10 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
     message: Any = None
     try:
         job = job.of_worker(slot)
+        if job.again is not None:
+            turn.begin(job.again[0], 1)
+            results.send(compute_again(job, *job.again))
+            return
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
             presence = Presence(appender, job.length, job.since)

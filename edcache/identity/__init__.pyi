@@ -1,0 +1,9 @@
+from .spot import ENTRY as ENTRY
+from .spot import SECONDS as SECONDS
+from .spot import FirstSample as FirstSample
+from .spot import Other as Other
+from .spot import Recomputed as Recomputed
+from .spot import find_other as find_other
+from .spot import learned as learned
+from .spot import recompute as recompute
+from .spot import with_entry as with_entry
