@@ -82,14 +82,18 @@ class Building:
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
-        archive = self._find_complete() if keep_existing else None
+        archive = self._find() if keep_existing else None
         if archive is not None:
+            is_complete = self._has_all(archive)
             try:
-                writer.check_open(self.job, archive)
+                if is_complete or self._is_lazy:
+                    writer.check_open(self.job, archive)
             except BaseException:
                 archive.close()
                 raise
-            return None, archive
+            if is_complete:
+                return None, archive
+            archive.close()
         if self._is_lazy and self._store.by_request:
             raise OptionError(f"{path}: lazy=True fills a file; for a URL all is filled at once")
         if self._is_stream or not self._is_lazy:
@@ -119,12 +123,15 @@ class Building:
         else:
             writer.retry_if_replaced(run, self._is_done)
 
-    def _find_complete(self) -> Reader | None:
-        """Open the archive if it is sealed and has every sample; needs no write permission."""
+    def _find(self) -> Reader | None:
+        """Open the archive if there is one, and compare it with source and options; needs no write permission."""
         archive = self._store.found(self._reading)
-        if archive is None:
-            return None
-        self._check(archive)
+        if archive is not None:
+            self._check(archive)
+        return archive
+
+    def _has_all(self, archive: Reader) -> bool:
+        """True if an archive is sealed and has every sample of the source."""
         if self._keyed is not None and archive.session.origin.keys_digest != self._keyed.digest:
             if self._is_lazy:
                 raise StaleCacheError(
@@ -132,12 +139,13 @@ class Building:
                     path=archive.path,
                     option="lazy",
                 )
-            return None
+            return False
         is_long = self._keyed is not None or len(archive) >= (self.job.head.length or 0)
-        return archive if archive.complete and is_long else None
+        return archive.complete and is_long
 
     def _is_done(self) -> bool:
-        return self._find_complete() is not None
+        archive = self._find()
+        return archive is not None and self._has_all(archive)
 
     def _check(self, archive: Reader) -> None:
         """Compare an archive with the source, and its head with the given options.
@@ -168,7 +176,7 @@ class Building:
         if moved := "".join(f"\n  {line}" for line in writer.moved_paths(origin.fingerprint, expected)):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        warn_of_code(path, origin, expected, "pass keep_existing=False to build it anew")
+        self.job = replace(job, asks=tuple(writer.changed_code(origin.fingerprint, expected)))
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
@@ -209,11 +217,3 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
     absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
     there = ", ".join(names) or "none"
     return [f"labels: {there} in the archive, the call asks for {', '.join(absent)} too"] if absent else []
-
-
-def warn_of_code(path: str, head: Head, expected: dict[str, Any], remedy: str) -> None:
-    """Warn if the code that makes the samples has changed since an archive was made."""
-    if changed := writer.changed_code(head.fingerprint, expected):
-        names = ", ".join(changed)
-        message = f"{path}: the code of {names} changed since this cache was made; if it makes other samples"
-        base.warn(f"{message} now, {remedy}", once=(path, *changed.items()))

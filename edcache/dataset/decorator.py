@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, writer
-from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
-from edcache.dataset.build import label_differences, warn_of_code
+from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, StaleCacheError, takes
+from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
+from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.storage import cache_folder, shown
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 # The result of comparing an archive with a call, for the fill that may follow.
-_Verdict = Literal["same", "rebuild", "compare nothing"]
+_Verdict = Literal["same", "code asks", "rebuild", "compare nothing"]
 
 
 class CachedFactory(Generic[P, T_co]):
@@ -80,29 +81,82 @@ class CachedFactory(Generic[P, T_co]):
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, fingerprint), options.storage_options)
         archive = store.found(self._reading)
-        rebuild, is_complete = False, archive is not None and archive.complete
+        verdict: _Verdict = "same"
+        is_complete = archive is not None and archive.complete
         if archive is not None and not (is_complete and options.grow):
-            rebuild = self._check(archive, fingerprint, not is_complete) == "rebuild"
-        if archive is not None and is_complete and not rebuild and not options.grow:
-            if options.preload:
-                archive.close()
-                archive = store.reader(replace(self._reading, preload=options.preload))
-            return opened(options, archive)
+            verdict = self._check(archive, fingerprint, not is_complete)
+        if archive is not None and is_complete and not options.grow:
+            if verdict == "code asks" and self._is_other(archive, fingerprint, args, kwargs):
+                verdict = "rebuild"
+            if verdict != "rebuild":
+                if options.preload:
+                    archive.close()
+                    archive = store.reader(replace(self._reading, preload=options.preload))
+                return opened(options, archive)
         source = self.uncached(*args, **kwargs)
+        return self._filled(store, archive, source, fingerprint, verdict == "rebuild")
+
+    def _is_other(
+        self, archive: Reader, fingerprint: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Run the function, whose code has changed, and compare a sample by `on_stale`; True to build it again."""
+        asks = tuple(writer.changed_code(archive.session.origin.fingerprint, fingerprint))
+        try:
+            source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
+        except Exception as error:  # noqa: BLE001 - of the user's code; the data may be elsewhere, and is not needed
+            why = f"no sample was compared: {self.uncached.__qualname__}() raised {type(error).__name__}: {error}"
+            writer.warn_of_code(archive.path, asks, why)
+            return False
+        fill = FillOptions.part_of(self.options)
+        try:
+            writer.check_open(
+                writer.Job(source, archive.path, archive.head, LabelSpec({}), options=fill, asks=asks),
+                archive,
+            )
+        except StaleCacheError as error:
+            if self._on_stale == "error":
+                raise
+            if self._on_stale == "warn":
+                base.warn(str(error))
+            return self._on_stale == "rebuild"
+        return False
+
+    def _filled(
+        self,
+        store: writer.Store,
+        archive: Reader | None,
+        source: Any,
+        fingerprint: dict[str, Any],
+        rebuild: bool,
+    ) -> CachedDataset[T_co]:
+        """Compare the source with an archive by `on_stale`, compute what is missing, and open it."""
         # Keys tell which samples changed.
-        cut = (len(source), 0) if writer.has_method(source, "sample_key") else None
+        options, cut = self.options, (len(source), 0) if writer.has_method(source, "sample_key") else None
         origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)
+        adds = True
         if archive is not None and not rebuild:
             length, begun = None, archive.session.origin.length
             if not writer.is_stream(source) and hasattr(source, "__len__"):
                 length = writer.length_of(source, store.path)
             lengths = None if length is None or begun is None or length == begun else (length, begun)
             lengths = lengths if cut is None else cut
-            adds = not is_complete or (length or 0) > len(archive)
+            adds = not archive.complete or (length or 0) > len(archive)
             verdict = self._check(archive, writer.source_fingerprint(source, lengths, fingerprint), adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
+        try:
+            return filled(store, source, options, origin)
+        except StaleCacheError as error:
+            if (
+                error.option != "spot_check"
+                or self._on_stale == "error"
+                or (self._on_stale == "warn" and adds)
+            ):
+                raise
+            if self._on_stale == "warn":
+                base.warn(str(error))
+        options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
         return filled(store, source, options, origin)
 
     def _check(self, archive: Reader, fingerprint: dict[str, Any], adds: bool) -> _Verdict:
@@ -117,8 +171,8 @@ class CachedFactory(Generic[P, T_co]):
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"
-            warn_of_code(archive.path, origin, fingerprint, "change version= or delete the file")
-            return "same"
+            asks = self.version is None and writer.changed_code(origin.fingerprint, fingerprint)
+            return "code asks" if asks else "same"
         if on_stale == "rebuild":
             return "rebuild"
         # Another name, and what a source says, may be let pass; another call of the function never.

@@ -1,3 +1,6 @@
+from .code import code_of as code_of
+from .code import is_library as is_library
+from .code import is_of_library as is_of_library
 from .spot import ENTRY as ENTRY
 from .spot import SECONDS as SECONDS
 from .spot import FirstSample as FirstSample

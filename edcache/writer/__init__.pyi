@@ -46,6 +46,7 @@ from .seal import change_labels as change_labels
 from .seal import seal as seal
 from .spot import check_open as check_open
 from .spot import compared as compared
+from .spot import warn_of_code as warn_of_code
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -26,13 +26,14 @@ import sysconfig
 import types
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from edcache.base import MAIN_NAMES, ForkLock, module_name
+from edcache.base import ForkLock, module_name
+from edcache.identity import is_library, is_of_library
 
 LONG: Final = 120
 OWN: Final = "__edcache_fingerprint__()"
@@ -109,13 +110,10 @@ def is_installed(thing: Any) -> bool:
     A function is of the file of its code: functools.wraps copies the name of the module.
     """
     if isinstance(thing, types.FunctionType) and thing.__code__.co_filename[0] != "<":
-        file = thing.__code__.co_filename
-    else:
-        name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
-        if name in MAIN_NAMES:
-            return False
-        file = getattr(sys.modules.get(name or "builtins"), "__file__", None) or _INSTALLED[0]
-    return file.startswith(_INSTALLED) or "-packages" in file
+        return is_library(thing.__code__.co_filename)
+    return is_of_library(
+        thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
+    )
 
 
 def is_empty(value: Any) -> bool:
@@ -278,8 +276,7 @@ def parts_of(value: Any) -> tuple[str, dict[Any, Any] | None]:
     if isinstance(value, types.GeneratorType):
         if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
             raise NoDescription(f"the generator {value.__qualname__}, which has begun,")
-        word = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
-        return word, dict(inspect.getgeneratorlocals(value))
+        return value.__qualname__, dict(inspect.getgeneratorlocals(value))
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return name, dict(zip(kind._fields, value, strict=True))
     if _is_array(value):
@@ -358,8 +355,6 @@ def _parts_of_function(value: Any) -> tuple[str, dict[Any, Any] | None]:
     name = name_of(value)
     if "<" not in name and is_installed(value):
         return name, None
-    if "<lambda>" in name or "<locals>" in name:
-        name += f" code:{digest_of_code(value.__code__)}"
     parts = {k: part for k, part in enumerate((value.__defaults__, value.__kwdefaults__, held)) if part}
     return name, parts or None
 
@@ -439,66 +434,6 @@ def _data_of_tensor(value: Any, header: str) -> tuple[Any, list[Any]]:
 # ------------------------------------------------------------------------------------------------- code
 
 
-class _Home(NamedTuple):
-    """Module of a definition: its name, its variables and its file."""
-
-    name: str
-    names: Mapping[str, Any]
-    file: str
-
-
-def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
-    """Digest the syntax trees of functions and classes, and of the user's code that they name, by name.
-
-    Names lead to functions, classes and assignments of a module, the nearest first, until they have about
-    `nbytes` of JSON. Libraries are left out. Comments, layout, docstrings and the lines of decorators are no
-    code; the function that a decorator returned is.
-    """
-    found: dict[str, str] = {}
-    waiting, seen = [("", thing, _Home("?", {}, "")) for thing in things], set()
-    while waiting and nbytes > 0:
-        name, thing, home = waiting.pop(0)
-        if hasattr(thing, "__wrapped__") and not isinstance(thing, type):
-            waiting.append((name, thing.__wrapped__, home))
-        if isinstance(thing, (type, types.FunctionType)):
-            if id(thing) in seen or is_installed(thing):
-                continue
-            seen.add(id(thing))
-            digest, names, home = _definition_of(thing)
-            # A function inside a function is of that, a method of its class; a lambda has the name that it is
-            # used by.
-            outer = thing.__qualname__.partition(".<locals>")[0]
-            place = name if ":" in name else f"{home.name}:{name if outer == '<lambda>' and name else outer}"
-            if isinstance(thing, type):
-                waiting += [("", base, home) for base in thing.__bases__]
-                # Without source a class has the bytecode of its methods.
-                members = [
-                    one
-                    for one in vars(thing).values()
-                    if hasattr(one, "__wrapped__") or (callable(one) and not digest)
-                ]
-                waiting += [(place, member, home) for member in members]
-            else:
-                waiting += [("", held, home) for held in nonlocals_of(thing).values()]
-        elif name and (nodes := _definitions_in(home.file).get((0, name))):
-            # The value may be a counter by now.
-            digest, names = _said(tuple(nodes))
-            place = f"{home.name}:{name}"
-            if place in found:
-                continue
-        elif isinstance(thing, (dict, list)) and len(thing) <= _MOST_ITEMS:  # it may be a registry
-            waiting += [("", part, home) for part in (thing.values() if isinstance(thing, dict) else thing)]
-            continue
-        elif name and _is_constant(thing):
-            digest, names, place = digest_of(repr(thing)), (), f"{home.name}:{name}"
-        else:
-            continue
-        nbytes -= 0 if place in found else len(place) + 24
-        found[place] = digest_of(digest + found.get(place, ""))
-        waiting += _named(names, home)
-    return found
-
-
 def modules_named_by(function: Any) -> dict[str, list[Any]]:
     """Find modules of torch in global variables that a function, a class or its object names, or code that it names.
 
@@ -562,48 +497,6 @@ def _globals_of(function: types.FunctionType, is_exact: bool) -> Iterator[tuple[
                 yield from ((other, vars(held).get(other)) for other in code.co_names)
 
 
-def _named(names: Sequence[str], home: _Home) -> Iterator[tuple[str, Any, _Home]]:
-    """Yield name, value and home of the variables of a module, and of modules in it, that code names."""
-    for name in names:
-        held = home.names.get(name)
-        if isinstance(held, types.ModuleType) and not is_installed(held):
-            there = _Home(held.__name__, vars(held), str(held.__file__))
-            yield from ((part, there.names[part], there) for part in names if part in there.names)
-        elif held is not None:
-            yield name, held, home
-
-
-def _is_constant(value: Any) -> bool:
-    if type(value) in (tuple, frozenset):
-        return all(map(_is_constant, value))
-    return type(value) in _PLAIN and value is not None
-
-
-def _definition_of(thing: type | types.FunctionType) -> tuple[str, tuple[str, ...], _Home]:
-    """Return the digest of a function or a class, the names in it, and its home."""
-    if isinstance(thing, types.FunctionType):
-        code = thing.__code__
-        return *_said_by(code), _Home(module_name(thing), thing.__globals__, code.co_filename)
-    module = sys.modules.get(thing.__module__)
-    methods = [member.__code__ for member in vars(thing).values() if isinstance(member, types.FunctionType)]
-    for file in (getattr(module, "__file__", None), *(code.co_filename for code in methods)):
-        nodes = _definitions_in(file).get((0, thing.__qualname__)) if file else None
-        if nodes:
-            return *_said(tuple(nodes)), _Home(module_name(thing), vars(module) if module else {}, str(file))
-    # Without source it has only its methods.
-    return "", (), _Home(module_name(thing), {}, "")
-
-
-def digest_of_code(code: types.CodeType) -> str:
-    """Digest the syntax tree of a function; its bytecode if no source says which function it is."""
-    return _said_by(code)[0]
-
-
-def _said_by(code: types.CodeType) -> tuple[str, tuple[str, ...]]:
-    nodes = _nodes_of(code)
-    return _said(tuple(nodes)) if len(nodes) == 1 else (digest_of(_bytecode(code)), code.co_names)
-
-
 def counters_of(function: types.FunctionType) -> set[str]:
     """Name the variables that a function changes and does not use, such as a list of its calls."""
     changed, used, waiting = set(), set(), [*_nodes_of(function.__code__)]
@@ -626,40 +519,6 @@ def counters_of(function: types.FunctionType) -> set[str]:
 
 def _nodes_of(code: types.CodeType) -> list[ast.AST]:
     return _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
-
-
-@functools.lru_cache(1_024)
-def _said(nodes: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
-    """Digest definitions, and list the names and attributes in them, without the local variables of functions."""
-    names: dict[str, None] = {}
-    waiting = [(node, frozenset[str]()) for node in nodes]
-    for node, local in waiting:
-        parts = [(part, local) for part in ast.iter_child_nodes(node)]
-        if isinstance(node, ast.Name) and node.id not in local:
-            names[node.id] = None
-        elif isinstance(node, ast.Attribute):
-            names[node.attr] = None
-        elif isinstance(node, _FUNCTIONS):
-            inside = local | _locals_of(node)
-            outside = [*node.args.defaults, *node.args.kw_defaults]
-            parts = [(part, inside) for part, _ in parts] + [(part, local) for part in outside if part]
-        waiting += parts
-    return digest_of("\n".join(map(ast.unparse, nodes))), tuple(names)
-
-
-def _locals_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """Name the parameters of a function and the variables that it sets, but not what functions in it set."""
-    found = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
-    elsewhere: set[str] = set()
-    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else [*function.body]
-    for part in waiting:
-        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            found.add(part.id)
-        elif isinstance(part, ast.Global):
-            elsewhere.update(part.names)
-        if not isinstance(part, (*_FUNCTIONS, ast.ClassDef)):
-            waiting += ast.iter_child_nodes(part)
-    return found - elsewhere
 
 
 def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
@@ -705,14 +564,3 @@ def _parsed(source: str) -> dict[tuple[int, str], list[ast.AST]]:
             found.setdefault(key, []).append(node)
         waiting += [(outer, part) for part in ast.iter_child_nodes(node)]
     return found
-
-
-@functools.lru_cache(1_024)
-def _bytecode(code: types.CodeType) -> str:
-    constants = [
-        _bytecode(part)
-        if isinstance(part, types.CodeType)
-        else repr(sorted(map(repr, part)) if isinstance(part, frozenset) else part)
-        for part in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"

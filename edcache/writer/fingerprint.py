@@ -19,15 +19,14 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.base import OptionError, named, shown
+from edcache.identity import code_of
 from edcache.writer.description import (
     LONG,
     OWN,
     NoDescription,
     Texts,
-    code_of,
     described,
     digest_of,
-    digest_of_code,
     fields_of,
     held_by,
     is_empty,
@@ -48,12 +47,13 @@ def call_fingerprint(
     """Describe a call of a dataset factory, given every parameter by name; or raise OptionError."""
     name = name_of(factory)
     given = {**_held(factory), **arguments}
-    described = {key: _argument(name, key, value) for key, value in given.items()}
+    texts = Texts()
+    described = {key: _argument(name, key, value, texts) for key, value in given.items()}
     return {
         "factory": name,
         "arguments": described | models_of(factory),
         "version": None if version is None else _argument(name, "version", version),
-        "code": code_of([getattr(factory, "func", getattr(factory, "__func__", factory))], _CODE_NBYTES),
+        "code": code_of([factory, *texts.met.values()], _CODE_NBYTES) if version is None else {},
     }
 
 
@@ -75,9 +75,9 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}
 
 
-def _argument(factory: str, key: str, value: object) -> Any:
+def _argument(factory: str, key: str, value: object, texts: Texts | None = None) -> Any:
     try:
-        return described(value)
+        return described(value, texts)
     except NoDescription as error:
         raise OptionError(
             f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
@@ -111,12 +111,12 @@ def source_fingerprint(
     else:
         attributes, met = _attributes(source, lengths, call is not None)
         attributes |= models_of(kind) if call is None else {}
-    code = code_of([kind, *met], _CODE_NBYTES)
+    code = code_of([source, *met], _CODE_NBYTES)
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
-        code[source.__qualname__] = digest_of_code(source.gi_code)
     if call is not None:
-        return {**call, "attributes": attributes, "code": {**named(call, "code"), **code}}
+        code = {**named(call, "code"), **code} if call.get("version") is None else {}
+        return {**call, "attributes": attributes, "code": code}
     return {"type": name, "arguments" if told else "attributes": attributes, "code": code}
 
 
@@ -144,11 +144,10 @@ def comparable(
     return source_fingerprint(source, lengths, call)
 
 
-def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each function and class whose code changed since the archive was made, by name."""
+def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
+    """List the functions and classes whose code is not the one that the archive knows, by name."""
     old, new = named(found or {}, "code"), named(expected, "code")
-    known = {name: digest for name, digest in old.items() if isinstance(digest, str)}  # of any program
-    return {name: digest for name, digest in new.items() if known.get(name, digest) != digest}
+    return [name for name, digest in new.items() if old.get(name) != digest] if old else []
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
@@ -287,8 +286,6 @@ def _leaves(source: Any) -> dict[str, Any]:
     if fields is None:
         return {"content": source}
     leaves = {name: value for name, value in fields.items() if name != "in_memory_keys"}  # they name labels
-    if isinstance(source, GeneratorType) and "<" in source.__qualname__:
-        leaves["code"] = digest_of_code(source.gi_code)
     waiting, seen = list(leaves), {id(source)}
     while waiting:
         name = waiting.pop(0)

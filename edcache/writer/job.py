@@ -35,6 +35,7 @@ class Job:
         name: of the archive as progress shows it; the path may be of a file that stands for it.
         order: of the samples in the sealed archive; None for the order of the source.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
+        asks: functions and classes whose code is another one than when the archive was begun.
         again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
@@ -49,6 +50,7 @@ class Job:
     name: str = ""
     order: Order | None = None
     suspects: frozenset[int] = frozenset()
+    asks: tuple[str, ...] = ()
     again: tuple[int, int, tuple[str, bytes] | None] | None = None
 
     @property

@@ -10,7 +10,7 @@ source are added before it has ended.
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -29,9 +29,13 @@ from edcache.writer.stream import is_stream
 
 _Record: TypeAlias = tuple[str, bytes]
 
+_MOST_ASKED: Final = 8
+_NOTHING: Final = (
+    "; nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
+)
 _REMEDY: Final = (
-    "nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library. Use another path, or "
-    "build it anew with keep_existing=False; spot_check=False compares no sample"
+    '. Use another path, or build it anew: keep_existing=False, with @cachable another version= or on_stale="rebuild"; '
+    "spot_check=False compares no sample"
 )
 
 
@@ -58,16 +62,14 @@ def with_first_sample(job: Job) -> Job:
     return replace(job, head=replace(job.head, fingerprint={**fingerprint, identity.ENTRY: first.to_json()}))
 
 
-def check_open(job: Job, archive: Reader, is_asked: bool = False) -> None:
+def check_open(job: Job, archive: Reader) -> None:
     """Compare a sample of an archive with the source, which this process computes.
 
-    is_asked: True if something has changed that may make other samples.
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    if _is_due(job, session, is_asked):
-        pairs = [(index, index) for index in _some(session, _count(job))]
-        _compare(job, session, pairs, compute_again, is_asked)
+    chosen = _with_record(session, _count(job, session)) if _is_due(job, session) else []
+    _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
 def check_before(job: Job, positions: Ints | None = None, places: Ints | None = None) -> None:
@@ -79,14 +81,12 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
-        if not _is_due(job, session, False):
-            return
+        most = _count(job, session) if _is_due(job, session) else 0
         if positions is None or places is None:
-            pairs = [(index, index) for index in _some(session, _count(job)) if index < job.length]
+            pairs = [(index, index) for index in _with_record(session, most) if index < job.length]
         else:
-            chosen = [secrets.randbelow(len(places)) for _ in range(_count(job))] if len(places) else []
-            pairs = [(int(positions[k]), int(places[k])) for k in chosen]
-        _compare(job, session, pairs, _as_a_fill_does, False)
+            pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), most)]
+        _compare(job, session, pairs, _as_a_fill_does)
 
 
 def compared(job: Job, archive: Reader, count: int) -> list[tuple[int, Other]]:
@@ -95,7 +95,7 @@ def compared(job: Job, archive: Reader, count: int) -> list[tuple[int, Other]]:
     Raises: as the source.
     """
     found, session = [], archive.session
-    for index in _some(session, count):
+    for index in _with_record(session, count):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
         if other is not None:
@@ -103,29 +103,40 @@ def compared(job: Job, archive: Reader, count: int) -> list[tuple[int, Other]]:
     return found
 
 
-def _is_due(job: Job, session: Session, is_asked: bool) -> bool:
-    """True if a sample is to be computed: it repeats, and is fast, or the user asks for it; on one rank."""
+def _is_due(job: Job, session: Session) -> bool:
+    """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank."""
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
-    if asked is False or (first is not None and not first.repeats) or not session.index.present:
+    if asked is False or not session.index.present or is_stream(job.source):
         return False
-    if is_stream(job.source):  # it has no sample at an index
+    if get_worker_info() is not None or not base.is_rank_0() or (first is not None and not first.repeats):
         return False
-    if get_worker_info() is not None or not base.is_rank_0():
-        return False
-    return bool(asked) or is_asked or (first is not None and first.seconds <= identity.SECONDS)
+    if job.head.fingerprint is None:  # nothing is to be compared
+        return bool(asked)
+    return bool(asked or job.asks) or (first is not None and first.seconds <= identity.SECONDS)
 
 
-def _count(job: Job) -> int:
-    return max(1, int(job.options.spot_check or 1))
+def _count(job: Job, session: Session) -> int:
+    """Return the number of samples to compare: one; if code asks several, as time allows, since one may not show it."""
+    if job.options.spot_check not in (None, True):
+        return int(job.options.spot_check or 1)
+    first = FirstSample.of(session.origin.fingerprint)
+    if not job.asks or first is None:
+        return 1
+    return max(1, min(_MOST_ASKED, int(identity.SECONDS / max(first.seconds, 1e-9))))
 
 
-def _some(session: Session, count: int) -> list[int]:
-    """Choose samples with a record, others each time: not by the generators of the process."""
+def _some(count: int, most: int) -> list[int]:
+    """Choose different numbers below `count`, others each time: not by the generators of the process."""
+    return random.SystemRandom().sample(range(count), min(count, most))
+
+
+def _with_record(session: Session, most: int) -> list[int]:
+    """Choose samples with a record."""
     index = session.index
     if index.is_dense:
-        return [secrets.randbelow(session.length) for _ in range(min(count, session.length))]
+        return _some(session.length, most)
     held = index.held()
-    return [int(held[secrets.randbelow(len(held))]) for _ in range(min(count, len(held)))]
+    return [int(held[k]) for k in _some(len(held), most)]
 
 
 def _compare(
@@ -133,20 +144,35 @@ def _compare(
     session: Session,
     pairs: Sequence[tuple[int, int]],
     compute: Callable[[Job, int, int, _Record], Recomputed | None],
-    is_asked: bool,
 ) -> None:
+    """Compare samples at positions of the source with records; warn of changed code if no sample is compared."""
+    why = "no sample was computed again to compare it"
     for position, index in pairs:
         stored = _stored(session, index)
         try:
             again = compute(job, position, 1, stored)
         except Exception as error:  # noqa: BLE001 - of the user's code: the fill, or a read, raises it again
-            line = f"{job.path}: sample {position} was not compared: {type(error).__name__}: {error}"
-            base.tell(line, job.options.progress)
-            return
-        other = None if again is None else _other(session, stored, again, is_asked)
+            why = f"sample {position} was not compared: {type(error).__name__}: {error}"
+            base.tell(f"{job.path}: {why}", False if job.asks else job.options.progress)
+            break
+        if again is None:
+            break
+        other = _other(session, stored, again, bool(job.asks))
         if other is not None:
-            text = f"{session.path}: sample {position} is another one now: {other}; {_REMEDY}"
+            what = f"; the code of {', '.join(job.asks)} changed" if job.asks else _NOTHING
+            text = f"{session.path}: sample {position} is another one now: {other}{what}{_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
+    else:
+        if pairs:
+            return
+    if job.asks:
+        warn_of_code(session.path, job.asks, why)
+
+
+def warn_of_code(path: str, names: Sequence[str], why: str) -> None:
+    """Warn of code that has changed since an archive was made, if no sample could be compared."""
+    message = f"{path}: the code of {', '.join(names)} changed since this cache was made, and {why}; if it makes other"
+    base.warn(f"{message} samples now, build it anew or use another path", once=(path, *names))
 
 
 def _stored(session: Session, index: int) -> _Record:

@@ -1,0 +1,233 @@
+"""Digest the code that makes samples: live code objects of a thing, and of the user's code that it names.
+
+A digest only asks whether samples are other ones now; a sample that is computed again answers. So it may be coarse, as
+after a renamed local variable, and is no proof: what it does not reach, a sample shows. It is of the code that runs:
+files may have been edited since.
+
+Walk: the functions of a class, what a decorator wraps, and what global variables, closures and attributes of modules
+lead to by the names in code. With each function go the plain values that it names: constants, `args.size`,
+`CFG["size"]`, attributes of classes, items of `os.environ`. Libraries are left out.
+
+What must never happen: that it runs code of the user, does not end, or raises.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from edcache.base import MAIN_NAMES
+
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_PACKAGES: Final = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_OWN: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_MOST_THINGS: Final = 1_000
+_MOST_ITEMS: Final = 256
+_DEEPEST: Final = 4
+# Of code that changes a container, as it calls such a method or assigns to an item, none is a constant.
+_CHANGES: Final = frozenset(
+    {"append", "add", "extend", "insert", "update", "setdefault", "pop", "clear", "remove"}
+)
+_MOST_DOTS: Final = 2
+
+
+def is_library(file: str) -> bool:
+    """True for a file of Python, of an installed library or of edcache."""
+    return file.startswith((*_LIBRARIES, _OWN)) or _PACKAGES.search(file) is not None
+
+
+def is_of_library(name: str | None) -> bool:
+    """True for the name of a module of Python, of an installed library or of edcache."""
+    if name in MAIN_NAMES:
+        return False
+    return is_library(getattr(sys.modules.get(name or "builtins"), "__file__", None) or _OWN)
+
+
+def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
+    """Digest functions and classes, and the user's code that they name, by qualified names without their modules.
+
+    The first ones have their names in the result, up to about `nbytes` of JSON; "others" is a digest of the rest.
+    """
+    digests: dict[str, str] = {}
+    waiting, seen = [*things], set[int]()
+    for thing in waiting:
+        if id(thing) in seen or len(seen) > _MOST_THINGS:
+            continue
+        seen.add(id(thing))
+        kind = type(thing)
+        if issubclass(kind, types.FunctionType | types.GeneratorType):
+            code = thing.__code__ if kind is types.FunctionType else thing.gi_code
+            if not is_library(code.co_filename):
+                named = [*_named(thing)] if kind is types.FunctionType else []
+                texts = [_text_of_code(code), *_contents(named, _said(code).changes_items)]
+                digests[thing.__qualname__] = _digest(digests.get(thing.__qualname__, ""), *texts)
+                waiting += [value for _, value in named]
+        elif issubclass(kind, type):
+            if not is_of_library(_attributes(thing).get("__module__")):
+                digests[_QUALNAME(thing)] = _digest(digests.get(_QUALNAME(thing), ""), *_constants_of(thing))
+                waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
+        else:
+            waiting += _functions_in(thing)
+    kept: dict[str, str] = {}
+    for name, digest in digests.items():
+        nbytes -= len(name) + 24
+        if nbytes < 0:
+            return {
+                **kept,
+                "others": _digest(*(one for name, one in sorted(digests.items()) if name not in kept)),
+            }
+        kept[name] = digest
+    return kept
+
+
+def _functions_in(thing: Any) -> Iterator[Any]:
+    """Yield the functions that a wrapper, a method, an object or a container of these stands for."""
+    kind = type(thing)
+    if kind is types.MethodType:
+        yield from (thing.__func__, type(thing.__self__))
+    elif kind is functools.partial:
+        yield from (thing.func, *thing.args, *thing.keywords.values())
+    elif kind in (staticmethod, classmethod):
+        yield thing.__func__
+    elif kind is property:
+        yield thing.fget
+    elif kind in (functools.cached_property, functools.partialmethod):
+        yield thing.func
+    elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
+        yield from thing.values() if kind is dict else thing
+    elif kind not in _PLAIN and kind is not types.ModuleType:
+        held = _held(thing)
+        yield from (held["__wrapped__"],) if "__wrapped__" in held else ()
+        yield kind
+
+
+def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the values that a function names, with their names: global, of modules and objects, outer, and defaults.
+
+    What it changes itself, such as a counter, is left out.
+    """
+    names, texts, changed, _ = _said(function.__code__)
+    for name in names:
+        if name not in changed and (name in function.__globals__ or name in sys.modules):
+            value = function.__globals__.get(name, sys.modules.get(name))
+            yield from _reached(name, value, names.keys() - changed, _MOST_DOTS)
+    if names.keys() & {"environ", "getenv"}:
+        yield from ((f"environ {text}", os.environ.get(text)) for text in sorted(texts))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if cell != types.CellType() and name not in changed:  # it has a value
+            yield name, cell.cell_contents
+    defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    yield from ((f"default {name}", value) for name, value in defaults)
+    if "__wrapped__" in vars(function):
+        yield "__wrapped__", function.__wrapped__  # type: ignore[attr-defined]
+
+
+class _Said(NamedTuple):
+    """Names in code, and in code in it; its texts; names that it assigns to; whether it may change a container."""
+
+    names: dict[str, None]
+    texts: set[str]
+    changed: set[str]
+    changes_items: bool
+
+
+@functools.lru_cache(4_096)
+def _said(code: types.CodeType) -> _Said:
+    codes, names, texts, changed, is_changing = [code], dict[str, None](), set[str](), set[str](), False
+    for one in codes:
+        codes += [part for part in one.co_consts if isinstance(part, types.CodeType)]
+        names |= dict.fromkeys(one.co_names)
+        texts |= {part for part in one.co_consts if type(part) is str}
+        stores = [part for part in dis.get_instructions(one) if part.opname.startswith(("STORE_", "DELETE_"))]
+        changed |= {part.argval for part in stores if part.opname.endswith(("_GLOBAL", "_DEREF", "_ATTR"))}
+        is_changing = is_changing or any(part.opname.endswith("_SUBSCR") for part in stores)
+    return _Said(names, texts, changed - {*code.co_cellvars}, is_changing or not _CHANGES.isdisjoint(names))
+
+
+def _constants_of(kind: type) -> list[str]:
+    """Describe the plain attributes of a class, but for those that its methods assign to."""
+    attributes = _attributes(kind)
+    said = [_said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
+    changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in said))
+    plain = [
+        (name, value) for name, value in attributes.items() if name not in changed and not _is_code(value)
+    ]
+    return _contents(plain, any(one.changes_items for one in said))
+
+
+def _is_code(value: Any) -> bool:
+    return type(value) not in (*_PLAIN, list, tuple, set, frozenset, dict)
+
+
+def _reached(name: str, value: Any, names: Iterable[str], dots: int) -> Iterator[tuple[str, Any]]:
+    """Yield a value and its attributes that code may mean: `pkg.models.net` by the names in it."""
+    if type(value) is types.ModuleType and is_of_library(value.__name__):
+        return
+    yield name, value
+    if dots and type(value) not in _PLAIN and type(value) is not types.FunctionType:
+        held = _held(value)
+        for other in names:
+            if other in held:
+                yield from _reached(f"{name}.{other}", held[other], names, dots - 1)
+
+
+# A metaclass may have code of its own for these.
+_MRO: Final = type.__dict__["__mro__"].__get__
+_QUALNAME: Final = type.__dict__["__qualname__"].__get__
+_attributes: Final = type.__dict__["__dict__"].__get__
+
+
+def _held(thing: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object, without code of its own; of a class with those of its bases."""
+    if issubclass(type(thing), type):
+        return {
+            name: value for kind in reversed(_MRO(thing)[:-1]) for name, value in _attributes(kind).items()
+        }
+    try:
+        held = object.__getattribute__(thing, "__dict__")
+    except (AttributeError, TypeError):
+        return {}
+    return held if type(held) is dict else {}
+
+
+def _contents(named: Iterable[tuple[str, Any]], is_changing: bool) -> list[str]:
+    """Describe values with their names; is_changing: contents of containers are no constants."""
+    return [f"{name}={_content(value, 0 if is_changing else _DEEPEST)}" for name, value in named]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:16]
+
+
+def _content(value: Any, depth: int) -> str:
+    """Describe a plain value by its content, a function or a class by its name, any other by its class."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return f"{value:x}" if kind is int else repr(value)
+    if issubclass(kind, type) or kind is types.FunctionType:
+        return str(value.__qualname__ if kind is types.FunctionType else _QUALNAME(value))
+    if kind in (list, tuple, set, frozenset, dict) and depth and len(value) <= _MOST_ITEMS:
+        if kind is dict:
+            parts = [f"{_content(k, depth - 1)}:{_content(v, depth - 1)}" for k, v in [*value.items()]]
+        else:
+            parts = [_content(one, depth - 1) for one in [*value]]
+        return f"{kind.__name__}({', '.join(sorted(parts) if kind in (set, frozenset, dict) else parts)})"
+    return str(_QUALNAME(kind))
+
+
+@functools.lru_cache(4_096)
+def _text_of_code(code: types.CodeType) -> str:
+    constants = [
+        _text_of_code(one) if isinstance(one, types.CodeType) else _content(one, _DEEPEST)
+        for one in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
