@@ -24,6 +24,9 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import torch
+
 from edcache.base import MAIN_NAMES
 
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
@@ -47,9 +50,13 @@ def is_library(file: str) -> bool:
 
 def is_of_library(name: str | None) -> bool:
     """True for the name of a module of Python, of an installed library or of edcache."""
-    if name in MAIN_NAMES:
-        return False
-    return is_library(getattr(sys.modules.get(name or "builtins"), "__file__", None) or _OWN)
+    module = sys.modules.get(name or "builtins")
+    file = getattr(module, "__file__", None)
+    if name in MAIN_NAMES or (
+        module is not None and file is None and getattr(module, "__spec__", None) is None
+    ):
+        return False  # a script, a notebook, or a module that code has made
+    return is_library(file or _OWN)
 
 
 def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
@@ -68,7 +75,7 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
             code = thing.__code__ if kind is types.FunctionType else thing.gi_code
             if not is_library(code.co_filename):
                 named = [*_named(thing)] if kind is types.FunctionType else []
-                texts = [_text_of_code(code), *_contents(named, _said(code).changes_items)]
+                texts = [_text_of_code(code), *_contents(named, _said(code).depth)]
                 digests[thing.__qualname__] = _digest(digests.get(thing.__qualname__, ""), *texts)
                 waiting += [value for _, value in named]
         elif issubclass(kind, type):
@@ -132,12 +139,12 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 class _Said(NamedTuple):
-    """Names in code, and in code in it; its texts; names that it assigns to; whether it may change a container."""
+    """Names in code, and in code in it; its texts; names that it assigns to; depth of its constants."""
 
     names: dict[str, None]
     texts: set[str]
     changed: set[str]
-    changes_items: bool
+    depth: int
 
 
 @functools.lru_cache(4_096)
@@ -150,7 +157,8 @@ def _said(code: types.CodeType) -> _Said:
         stores = [part for part in dis.get_instructions(one) if part.opname.startswith(("STORE_", "DELETE_"))]
         changed |= {part.argval for part in stores if part.opname.endswith(("_GLOBAL", "_DEREF", "_ATTR"))}
         is_changing = is_changing or any(part.opname.endswith("_SUBSCR") for part in stores)
-    return _Said(names, texts, changed - {*code.co_cellvars}, is_changing or not _CHANGES.isdisjoint(names))
+    depth = 0 if is_changing or not _CHANGES.isdisjoint(names) else _DEEPEST
+    return _Said(names, texts, changed - {*code.co_cellvars}, depth)
 
 
 def _constants_of(kind: type) -> list[str]:
@@ -161,7 +169,7 @@ def _constants_of(kind: type) -> list[str]:
     plain = [
         (name, value) for name, value in attributes.items() if name not in changed and not _is_code(value)
     ]
-    return _contents(plain, any(one.changes_items for one in said))
+    return _contents(plain, min((one.depth for one in said), default=_DEEPEST))
 
 
 def _is_code(value: Any) -> bool:
@@ -199,9 +207,9 @@ def _held(thing: Any) -> Mapping[str, Any]:
     return held if type(held) is dict else {}
 
 
-def _contents(named: Iterable[tuple[str, Any]], is_changing: bool) -> list[str]:
-    """Describe values with their names; is_changing: contents of containers are no constants."""
-    return [f"{name}={_content(value, 0 if is_changing else _DEEPEST)}" for name, value in named]
+def _contents(named: Iterable[tuple[str, Any]], depth: int) -> list[str]:
+    """Describe values with their names. depth: of containers; 0 leaves their items out."""
+    return [f"{name}={_content(value, depth)}" for name, value in named]
 
 
 def _digest(*texts: str) -> str:
@@ -221,7 +229,20 @@ def _content(value: Any, depth: int) -> str:
         else:
             parts = [_content(one, depth - 1) for one in [*value]]
         return f"{kind.__name__}({', '.join(sorted(parts) if kind in (set, frozenset, dict) else parts)})"
-    return str(_QUALNAME(kind))
+    if kind is functools.partial and depth:
+        return f"partial{_content((value.func, value.args, value.keywords), depth - 1)}"
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return f"{kind.__name__} {value.dtype} {tuple(value.shape)} {_digest_of_array(value)}"
+    held = {} if not depth or is_of_library(_attributes(kind).get("__module__")) else _held(value)
+    return f"{_QUALNAME(kind)}({', '.join(_contents(held.items(), depth - 1))})"
+
+
+def _digest_of_array(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        if value.is_meta or value.layout != torch.strided:
+            return ""
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return "" if value.dtype.hasobject else hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()[:16]
 
 
 @functools.lru_cache(4_096)
