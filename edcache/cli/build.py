@@ -113,7 +113,17 @@ def _value(text: str) -> Any:
 @click.argument("factory", metavar="MODULE:FACTORY")
 @output()
 @flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size", "batch_size")
-@flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
+@flags(
+    "num_workers",
+    "on_error",
+    "timeout",
+    "grow",
+    "version",
+    "spot_check",
+    "progress",
+    "keep_existing",
+    "as_json",
+)
 def build(factory: str, arguments: Sequence[str], version: str | None, **options: Any) -> None:
     """Fill an archive with the dataset that a function makes.
 

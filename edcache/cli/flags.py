@@ -87,6 +87,12 @@ _SHARED: Final = dict(
             "progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None
         ),
         _shared("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
+        _shared(
+            *("spot_check", "Samples to compute again and compare before more are added; 0 for none."),
+            metavar="N",
+            type=click.IntRange(0),
+            callback=lambda ctx, param, count: False if count == 0 else count,
+        ),
         _shared("timeout", "Limit of a sample.", metavar="SECONDS", type=click.FloatRange(0, min_open=True)),
         _shared("version", "Version; change it when the factory makes other samples.", metavar="VALUE"),
         _shared("where", "Only samples whose labels fulfil it.", metavar="EXPR"),

@@ -14,6 +14,7 @@ from edcache import dataset, display, storage, tools
 from edcache.backends import mirror
 from edcache.base import PartialArchiveWarning, StorageError, human_bytes
 from edcache.cli import output as out
+from edcache.cli.build import Call
 from edcache.cli.flags import PATH, PATHS, flags, output, row_flags, size
 from edcache.storage import shown
 
@@ -24,28 +25,53 @@ _DAY = 86_400
 @click.command()
 @PATHS
 @click.option("--quick", is_flag=True, help="Leave the records of samples unread; check the rest.")
-@flags("as_json", "progress")
-def verify(paths: Sequence[str], quick: bool, as_json: bool, progress: bool | None) -> None:
+@click.option("--against", metavar="MODULE:FACTORY", help="Compute samples again, and compare them.")
+@click.option(
+    "--samples", default=8, metavar="N", type=click.IntRange(1), help="Samples to compare; 8 by default."
+)
+@flags("arguments", "as_json", "progress")
+def verify(
+    paths: Sequence[str],
+    quick: bool,
+    against: str | None,
+    samples: int,
+    arguments: Sequence[str],
+    as_json: bool,
+    progress: bool | None,
+) -> None:
     """Check every byte of archives; exit 1 if one is not sound.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset, problem,
     remedy. An archive that is not sealed is not whole, unless a process still writes it; building again resumes it.
+    With --against the dataset that a function makes, with the --arg values, is compared with some samples.
 
     \b
     Exit codes:
       0    sound, all of them
-      1    damaged, not whole, not readable
+      1    damaged, not whole, not readable, or samples are other ones now
 
     \b
     Example:
-      edcache verify train.zip --quick
+      edcache verify train.zip --against digits:make --arg split=train
     """
+    source = None if against is None else Call(against, arguments, None).make()
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
             verified = tools.verify(path, on_progress, quick=quick)
         document = {"path": shown(path), "sound": verified.sound} | vars(verified)
-        return document, _verify_lines(shown(path), verified), verified.sound
+        lines = [*_verify_lines(shown(path), verified)]
+        if source is None or not verified.sound:
+            return document, lines, verified.sound
+        with dataset.CachedDataset.from_cache(path) as ds:
+            others = ds.spot_check(source, samples)
+            count = min(samples, len(ds))
+        document |= {"compared": count, "others": {str(index): str(other) for index, other in others.items()}}
+        lines += [
+            out.printable(f"sample {index} is another one now: {other}") for index, other in others.items()
+        ]
+        verdict = f"{len(others):,} of {count:,} are other ones now" if others else f"{count:,} are the same"
+        return document, [*lines, f"{out.plural(count, 'sample')} computed again: {verdict}"], not others
 
     out.print_reports(paths, as_json, report)
 

@@ -24,6 +24,7 @@ from edcache.dataset.archive_paths import Path, expand_paths
 from edcache.dataset.build import Building, identity
 from edcache.dataset.combined import Concat, add
 from edcache.dataset.indexing import T_co
+from edcache.identity import Other
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.writer import Store, store_at
@@ -289,6 +290,30 @@ class CachedDataset(ArchiveDataset[T_co]):
         sync: base.Sync = "seal" if self._building is None else self._building.job.sync
         relabel.publish(self._reader.session.head, self.path, sync, change)
         self.refresh()
+
+    def spot_check(self, source: Source[Any], samples: int = 8) -> dict[int, Other]:
+        """Compute samples again and compare them with their records; nothing is written.
+
+        Args:
+            source: the dataset that made the archive.
+            samples: their number; they are drawn, others each time.
+        Returns:
+            The samples that are other ones now, by index, each with a field that differs: `field` is its path,
+            `distance` is relative to its norm, `before` and `now` are the values. {} if all are the same, or differ by
+            the rounding that the fill measured.
+        Raises:
+            OptionError: 'train.zip: its samples are other ones each time that they are computed'.
+            Exception: as the source raises it.
+
+        Cost: one sample of the source for each.
+        Safety: the global random generators are left as they were.
+
+        >>> assert ds.spot_check(Digits("train")) == {}
+        """
+        base.check_count("samples", samples)
+        source = writer.declared(writer.by_items(source))
+        writer.check_source(source, self.path)
+        return writer.compared(source, self._reader, samples)
 
     @takes(FillOptions)
     def warmup(

@@ -14,13 +14,14 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from torch.utils.data import get_worker_info
 
 from edcache import base, identity
-from edcache.base import Ints, ReadOptions, StaleCacheError
+from edcache.base import Ints, OptionError, ReadOptions, StaleCacheError
 from edcache.identity import FirstSample, Other, Recomputed
+from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.crew import compute_apart, crew_size
 from edcache.writer.fetcher import compute_again
@@ -89,17 +90,22 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
         _compare(job, session, pairs, _as_a_fill_does)
 
 
-def compared(job: Job, archive: Reader, count: int) -> list[tuple[int, Other]]:
-    """Compute samples of an archive again; return the ones that are other ones than their records, each with a field.
+def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
+    """Compute samples of an archive again; return those that are other ones than their records, each with a field.
 
-    Raises: as the source.
+    Raises: OptionError, its samples do not repeat; as the source.
     """
-    found, session = [], archive.session
-    for index in _with_record(session, count):
+    session = archive.session
+    first = FirstSample.of(session.origin.fingerprint)
+    if first is not None and not first.repeats:
+        text = f"{archive.path}: its samples are other ones each time that they are computed"
+        raise OptionError(f"{text}, so that none can be compared")
+    found, job = {}, Job(source, archive.path, session.head, LabelSpec({}))
+    for index in sorted(_with_record(session, most)):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
         if other is not None:
-            found.append((index, other))
+            found[index] = other
     return found
 
 

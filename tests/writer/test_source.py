@@ -425,12 +425,14 @@ class Reading:
 def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None:
     path, source = tmp_path / "a.zip", Reading()
     CachedDataset(source, path)
-    for again in (source, Reading()):
+    other = Reading()
+    for again in (source, other):
         CachedDataset(again, path)
     with pytest.raises(StaleCacheError, match="attribute split: 'train' in the archive, 'val' now") as caught:
         CachedDataset(Reading("val"), path)
     assert len(str(caught.value).splitlines()) == 3
     source._file.close()
+    other._file.close()
 
 
 class Raising:
@@ -485,7 +487,9 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
     source = names["Source"]("train")
     assert set(described(source)) == {"split", "change"}
     exec(WITHOUT_SOURCE.replace("x + 1", "x + 2"), names)
-    assert_stale(source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda> changed")
+    assert_stale(
+        source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda> changed"
+    )
 
 
 def test_a_class_of_code_without_a_module_is_a_source(tmp_path: Path) -> None:
