@@ -76,13 +76,22 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
         return False
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, file.size())
-    # Bytes behind may be a chunk with a damaged header.
-    holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
     # One that has grown is as long as its notes say (tests/kit/model.py).
-    if not holds_nothing or not begins_anew(replace(head, length=chain.length)):
+    if not chain.holds_nothing or not begins_anew(replace(head, length=chain.length)):
         return False
     check_writable(chain)
-    return True
+    return not _may_hold_samples(file, chain)
+
+
+def _may_hold_samples(file: File, chain: Chain) -> bool:
+    """True if a chunk with a damaged header, or what a power cut left, stands behind a chain, or beside the file.
+
+    A torn tail has no sample. It must not count: the next open, which finds it cut off, would say something else.
+    """
+    if storage.exists(file.absolute + storage.RECOVERY) or _has_samples(file, chain):
+        return True
+    is_fresh = storage.is_fresh(file)
+    return format.find_damage(chain, file.pread, file.next_data, file.size(), is_fresh) is not None
 
 
 def never_created(path: str) -> bool:
