@@ -21,7 +21,7 @@ something is replaced by its sound records (`find_loss`), and so are chunks behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -185,11 +185,13 @@ class Loss(NamedTuple):
     chunks: list[Header]
 
 
-def find_loss(chain: Chain, pread: PRead) -> Loss:
+def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     """Find what a power cut took of the groups of a chain: reads all payloads that are not durable.
 
     A seal is passed over if its headers say that its payloads were synced before them. One that was not counts no more
     if a chunk before it lost something: its index has rows of that chunk.
+
+    mended: numbers of chunks that lost something, whose sound records stand in others.
     """
     chunks: list[Header] = []
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
@@ -197,7 +199,11 @@ def find_loss(chain: Chain, pread: PRead) -> Loss:
         if last.kind == ROOT and last.durable >= group[0].offset:
             continue
         suspect = [
-            one for one in group if one.payload_end > chain.durable and payload_crc32(pread, one) != one.crc32
+            one
+            for one in group
+            if one.payload_end > chain.durable
+            and one.number not in mended
+            and payload_crc32(pread, one) != one.crc32
         ]
         if last.kind == CHUNK:
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]

@@ -212,11 +212,17 @@ class Aside:
         """Close the file, which stays unless `end` was called."""
         self._file.close()
 
-    def end(self) -> None:
-        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples."""
+    def end(self, archive: File) -> None:
+        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples.
+
+        What it had is on the disk before, with every `sync=`. It must not come back after another power cut: what it
+        has would be appended again, behind samples that are newer.
+        """
+        archive.sync()
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)
+            storage.sync_directory(os.path.dirname(self._file.path))
             return
         kept = _free_name(f"{self._file.path}-kept")
         storage.replace(self._file.path, kept)

@@ -334,6 +334,23 @@ def test_a_recovery_may_crash_itself_three_times_over(
     tally("crash states: crash of a recovery", count)
 
 
+@pytest.mark.parametrize("sync", ["never", "seal"])
+def test_the_copy_of_a_recovery_stays_until_all_is_on_the_disk_and_does_not_come_back(sync: Any) -> None:
+    """It would be appended again, behind newer samples."""
+    disk = MemoryDisk()
+    with replace_system(disk):
+        write(Notes(disk), range(9), seal=False)
+    data = disk.files()[PATH]
+    lost = data[: 2 * PAGE] + bytes(512) + data[2 * PAGE + 512 :]
+    disk = MemoryDisk({PATH: lost}, rebooted=True)
+    with replace_system(disk):
+        write(Notes(disk), [0], version=1, sync=sync, seal=False)
+        assert read_all(PATH) == {0: 1, 1: 0, 2: 0, 6: 0, 7: 0, 8: 0}
+    names = [name for name, *_ in disk.journal]
+    gone = names.index("remove")
+    assert (names[gone - 1], names[gone + 1]) == ("sync", "sync_directory")
+
+
 # Whether all is on the disk once a chunk is published, and once sealed.
 PROMISED = [
     ("never", False, False),

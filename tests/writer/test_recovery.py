@@ -187,6 +187,19 @@ def test_losses_of_records_tables_and_headers_cost_what_they_hit(path):
         assert [*path.parent.iterdir()] == [path]
 
 
+def test_what_was_replaced_is_not_replaced_at_the_next_boot(path):
+    write(path, range(9), sync="never")
+    damage(path, place(path, "record", 1))
+    recover(path)
+    before = path.read_bytes()
+    recover(path)
+    assert path.read_bytes() == before
+    write(path, [9], seal=True, sync="never")
+    before = path.read_bytes()
+    assert recover(path)[1] == []
+    assert path.read_bytes() == before
+
+
 # --- headers ---
 
 
