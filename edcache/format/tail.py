@@ -179,10 +179,12 @@ class Loss(NamedTuple):
     """Entries that a power cut took.
 
     end: offset of the first group that is lost with all behind it, or None. chunks: others that lost table or records.
+    ends: zip directories of seals that entries follow, each with its offset and as it was; no reader needs them.
     """
 
     end: int | None
     chunks: list[Header]
+    ends: list[tuple[int, bytes]]
 
 
 def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
@@ -194,9 +196,14 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     mended: numbers of chunks that lost something, whose sound records stand in others.
     """
     chunks: list[Header] = []
+    ends: list[tuple[int, bytes]] = []
+    known = Chain(chain.head, chain.first, chain.where)
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
-        last = group[-1]
-        if last.kind == ROOT and last.durable >= group[0].offset:
+        last, start = group[-1], group[0].offset
+        if known.sealed and start > chain.durable:
+            ends += _torn_end(known, pread, start)
+        known.add(pread, group)
+        if last.kind == ROOT and last.durable >= start:
             continue
         suspect = [
             one
@@ -208,8 +215,16 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
         if last.kind == CHUNK:
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]
         elif suspect or (last.kind == ROOT and chunks):
-            return Loss(min(one.offset for one in [*chunks, *group]), [])
-    return Loss(None, chunks)
+            return Loss(min(one.offset for one in [*chunks, *group]), [], ends)
+    return Loss(None, chunks, ends)
+
+
+def _torn_end(chain: Chain, pread: PRead, stop: int) -> list[tuple[int, bytes]]:
+    """Return what is to stand between the last seal and the entry that follows at `stop`, if it is not there."""
+    assert chain.root_header is not None
+    start = chain.root_header.payload_end
+    directory = chain.directory(pread).ljust(stop - start, b"\0")
+    return [(start, directory)] if pread(start, stop - start) != directory else []
 
 
 def _is_whole(pread: PRead, header: Header, where: str) -> bool:

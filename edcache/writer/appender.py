@@ -183,11 +183,13 @@ class Appender:
             self.chain.extend(self.file.pread, loss.end)
         if loss.chunks or self.file.size() > self.chain.end:
             self._refuse_later_tables()
-        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
+        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks or loss.ends))
         if aside is None:
             self._mend_end()
             return
         with closing(aside):
+            for at, directory in loss.ends:
+                self.file.pwrite(at, directory)
             self._mend_end()
             self._renew(loss.chunks, aside.chunks, aside.notes)
             aside.end(self.file)

@@ -274,6 +274,20 @@ def test_samples_behind_a_seal_that_is_lost_are_kept_beside_if_not_in_it(path):
     assert versions(new) | dict.fromkeys(range(6), 0) == everything
 
 
+@pytest.mark.parametrize("at", ["begin", "end"])
+def test_samples_behind_a_seal_whose_directory_lost_something_are_kept(path, at):
+    """The seal counts, and `verify` finds it whole again."""
+    write(path, range(6), seal=True, sync="never")
+    root, end = reference.entries(path)[-1], path.stat().st_size
+    begin = root.fields["offset"] + root.fields["nbytes"] + len(root.payload)
+    write(path, range(6, 9), sync="never")
+    damage(path, (begin // SECTOR + 1 if at == "begin" else (end - 1) // SECTOR) * SECTOR)
+    assert edcache.verify(path).problems != []
+    assert recover(path) == (9, [])
+    sound(path, dict.fromkeys(range(9), 0))
+    assert [*path.parent.iterdir()] == [path]
+
+
 class Named:
     """Samples with keys, so that new ones come as parts of a seal."""
 
