@@ -220,11 +220,16 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
 
 
 def _torn_end(chain: Chain, pread: PRead, stop: int) -> list[tuple[int, bytes]]:
-    """Return what is to stand between the last seal and the entry that follows at `stop`, if it is not there."""
+    """Return the zip directory of the last seal, and zeros up to the next entry at `stop`, if other bytes stand there.
+
+    Nothing if they do not fill the place, as another writer may have left it.
+    """
     assert chain.root_header is not None
     start = chain.root_header.payload_end
-    directory = chain.directory(pread).ljust(stop - start, b"\0")
-    return [(start, directory)] if pread(start, stop - start) != directory else []
+    if not 0 <= stop - chain.end < PAGE:
+        return []
+    expected = chain.directory(pread).ljust(stop - start, b"\0")
+    return [(start, expected)] if pread(start, stop - start) != expected else []
 
 
 def _is_whole(pread: PRead, header: Header, where: str) -> bool:
