@@ -21,7 +21,7 @@ something is replaced by its sound records (`find_loss`), and so are chunks behi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -179,31 +179,57 @@ class Loss(NamedTuple):
     """Entries that a power cut took.
 
     end: offset of the first group that is lost with all behind it, or None. chunks: others that lost table or records.
+    ends: zip directories of seals that entries follow, each with its offset and as it was; no reader needs them.
     """
 
     end: int | None
     chunks: list[Header]
+    ends: list[tuple[int, bytes]]
 
 
-def find_loss(chain: Chain, pread: PRead) -> Loss:
+def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     """Find what a power cut took of the groups of a chain: reads all payloads that are not durable.
 
     A seal is passed over if its headers say that its payloads were synced before them. One that was not counts no more
     if a chunk before it lost something: its index has rows of that chunk.
+
+    mended: numbers of chunks that lost something, whose sound records stand in others.
     """
     chunks: list[Header] = []
+    ends: list[tuple[int, bytes]] = []
+    known = Chain(chain.head, chain.first, chain.where)
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
-        last = group[-1]
-        if last.kind == ROOT and last.durable >= group[0].offset:
+        last, start = group[-1], group[0].offset
+        if known.sealed and start > chain.durable:
+            ends += _torn_end(known, pread, start)
+        known.add(pread, group)
+        if last.kind == ROOT and last.durable >= start:
             continue
         suspect = [
-            one for one in group if one.payload_end > chain.durable and payload_crc32(pread, one) != one.crc32
+            one
+            for one in group
+            if one.payload_end > chain.durable
+            and one.number not in mended
+            and payload_crc32(pread, one) != one.crc32
         ]
         if last.kind == CHUNK:
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]
         elif suspect or (last.kind == ROOT and chunks):
-            return Loss(min(one.offset for one in [*chunks, *group]), [])
-    return Loss(None, chunks)
+            return Loss(min(one.offset for one in [*chunks, *group]), [], ends)
+    return Loss(None, chunks, ends)
+
+
+def _torn_end(chain: Chain, pread: PRead, stop: int) -> list[tuple[int, bytes]]:
+    """Return the zip directory of the last seal, and zeros up to the next entry at `stop`, if other bytes stand there.
+
+    Nothing if they do not fill the place, as another writer may have left it.
+    """
+    assert chain.root_header is not None
+    start = chain.root_header.payload_end
+    if not 0 <= stop - chain.end < PAGE:
+        return []
+    expected = chain.directory(pread).ljust(stop - start, b"\0")
+    return [(start, expected)] if pread(start, stop - start) != expected else []
 
 
 def _is_whole(pread: PRead, header: Header, where: str) -> bool:

@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -175,25 +175,27 @@ class Appender:
         if is_fresh:
             self._mend_end()
             return
-        loss = format.find_loss(self.chain, self.file.pread)
+        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
+        has_ended = not storage.exists(self.file.absolute + storage.RECOVERY)
+        loss = format.find_loss(self.chain, self.file.pread, self.chain.lost if has_ended else ())
         if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
         if loss.chunks or self.file.size() > self.chain.end:
             self._refuse_later_tables()
-        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks))
+        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks or loss.ends))
         if aside is None:
             self._mend_end()
             return
         with closing(aside):
+            for at, directory in loss.ends:
+                self.file.pwrite(at, directory)
             self._mend_end()
-            self._renew(loss.chunks, aside.chunks)
-            for note in aside.notes:
-                self._amend({key: value for key, value in note.items() if key != "lost"})
-            aside.end()
+            self._renew(loss.chunks, aside.chunks, aside.notes)
+            aside.end(self.file)
 
-    def _renew(self, chunks: list[Header], others: list[Chunk]) -> None:
-        """Append the sound records of chunks that lost something, other chunks, and a note that names the former."""
+    def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
+        """Append the sound records of chunks that lost something, a note that names these, other chunks and notes."""
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):
             whole = [
@@ -207,6 +209,8 @@ class Appender:
         for chunk in sound:
             self._append(chunk)
         self._amend({"lost": lost})
+        for note in notes:
+            self._amend({key: value for key, value in note.items() if key != "lost"})
         self._seconds = seconds
         self.sync()
 
@@ -475,5 +479,6 @@ def recover(path: str) -> bool:
     with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
         if lacks_head(file):
             return False
-        Appender(file, *format.read_head(file.pread, path), "never")._recover()
+        # It syncs what it changed, as the next writer may rely on it.
+        Appender(file, *format.read_head(file.pread, path), "seal")._recover()
         return True

@@ -76,13 +76,22 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
         return False
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, file.size())
-    # Bytes behind may be a chunk with a damaged header.
-    holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
     # One that has grown is as long as its notes say (tests/kit/model.py).
-    if not holds_nothing or not begins_anew(replace(head, length=chain.length)):
+    if not chain.holds_nothing or not begins_anew(replace(head, length=chain.length)):
         return False
     check_writable(chain)
-    return True
+    return not _may_hold_samples(file, chain)
+
+
+def _may_hold_samples(file: File, chain: Chain) -> bool:
+    """True if a chunk with a damaged header, or what a power cut left, stands behind a chain, or beside the file.
+
+    A torn tail has no sample. It must not count: the next open, which finds it cut off, would say something else.
+    """
+    if storage.exists(file.absolute + storage.RECOVERY) or _has_samples(file, chain):
+        return True
+    is_fresh = storage.is_fresh(file)
+    return format.find_damage(chain, file.pread, file.next_data, file.size(), is_fresh) is not None
 
 
 def never_created(path: str) -> bool:
@@ -203,11 +212,17 @@ class Aside:
         """Close the file, which stays unless `end` was called."""
         self._file.close()
 
-    def end(self) -> None:
-        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples."""
+    def end(self, archive: File) -> None:
+        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples.
+
+        What it had is on the disk before, with every `sync=`. It must not come back after another power cut: what it
+        has would be appended again, behind samples that are newer.
+        """
+        archive.sync()
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)
+            storage.sync_directory(os.path.dirname(self._file.path))
             return
         kept = _free_name(f"{self._file.path}-kept")
         storage.replace(self._file.path, kept)

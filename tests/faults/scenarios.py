@@ -14,7 +14,7 @@ from filled import available
 from systems import replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format, storage
 from edcache.format import Failure
 from edcache.writer import Appender
 
@@ -92,14 +92,16 @@ Step = Callable[[Notes], None]
 @dataclass(frozen=True)
 class Scenario:
     """before: makes the disk on which `step` is watched. count: samples of the dataset. is_swap: a whole
-    archive takes the place of another. whole: files that are at any time as before, or as in the end.
-    cuts: the part of the power cuts that is tried, where there are more than can be."""
+    archive takes the place of another. is_torn: the archive before lacks the end of its seal. whole: files that
+    are at any time as before, or as in the end. cuts: the part of the power cuts that is tried, where there are
+    more than can be."""
 
     name: str
     step: Step
     before: tuple[Step, ...] = ()
     count: int = 9
     is_swap: bool = False
+    is_torn: bool = False
     whole: tuple[str, ...] = ()
     cuts: float = 1.0
 
@@ -146,6 +148,18 @@ def never_synced(notes: Notes) -> None:
 
 def sealed_unsynced(notes: Notes) -> None:
     write(notes, range(6), sync="never")
+
+
+def grown_unsynced(notes: Notes) -> None:
+    """Nothing says that the directory of the seal was synced before what follows it."""
+    sealed_unsynced(notes)
+    write(notes, range(6, 9), sync="never", seal=False)
+
+
+def cut_end(notes: Notes) -> None:
+    """The seal as a writer leaves it that is killed before the end record."""
+    with closing(storage.File.open(PATH, "r+")) as file:
+        file.truncate(file.size() - format.END_NBYTES)
 
 
 def after_seconds(notes: Notes) -> None:
@@ -266,9 +280,11 @@ SCENARIOS = [
     Scenario("sync each chunk", by_chunk, count=6),
     Scenario("never synced", never_synced, count=6),
     Scenario("sealed, never synced", sealed_unsynced, count=6),
+    Scenario("sealed and grown, never synced", grown_unsynced),
     Scenario("sync after seconds", after_seconds, count=6),
     Scenario("resume", resume, (unsealed,)),
     Scenario("grow after a seal", grow, (create,), count=15),
+    Scenario("grow after a seal that was killed", grow, (create, cut_end), count=15, is_torn=True),
     Scenario("grow twice", grow, (unsealed, resume), count=15),
     Scenario("revise", revise, (create,)),
     Scenario("two writers", two_writers, count=7),

@@ -187,6 +187,19 @@ def test_losses_of_records_tables_and_headers_cost_what_they_hit(path):
         assert [*path.parent.iterdir()] == [path]
 
 
+def test_what_was_replaced_is_not_replaced_at_the_next_boot(path):
+    write(path, range(9), sync="never")
+    damage(path, place(path, "record", 1))
+    recover(path)
+    before = path.read_bytes()
+    recover(path)
+    assert path.read_bytes() == before
+    write(path, [9], seal=True, sync="never")
+    before = path.read_bytes()
+    assert recover(path)[1] == []
+    assert path.read_bytes() == before
+
+
 # --- headers ---
 
 
@@ -259,6 +272,20 @@ def test_samples_behind_a_seal_that_is_lost_are_kept_beside_if_not_in_it(path):
     copy(kept, new)
     sound(path, dict.fromkeys(range(6), 0))
     assert versions(new) | dict.fromkeys(range(6), 0) == everything
+
+
+@pytest.mark.parametrize("at", ["begin", "end"])
+def test_samples_behind_a_seal_whose_directory_lost_something_are_kept(path, at):
+    """The seal counts, and `verify` finds it whole again."""
+    write(path, range(6), seal=True, sync="never")
+    root, end = reference.entries(path)[-1], path.stat().st_size
+    begin = root.fields["offset"] + root.fields["nbytes"] + len(root.payload)
+    write(path, range(6, 9), sync="never")
+    damage(path, (begin // SECTOR + 1 if at == "begin" else (end - 1) // SECTOR) * SECTOR)
+    assert edcache.verify(path).problems != []
+    assert recover(path) == (9, [])
+    sound(path, dict.fromkeys(range(9), 0))
+    assert [*path.parent.iterdir()] == [path]
 
 
 class Named:

@@ -13,7 +13,7 @@ from damage import flip
 from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter, cachable
+from edcache import CachedDataset, CacheWriter, cachable, storage
 from edcache.errors import (
     ArchiveExistsError,
     CodecError,
@@ -128,6 +128,29 @@ def test_a_chunk_with_a_damaged_header_is_not_taken_for_nothing(path: Path) -> N
     with pytest.raises(ArchiveExistsError):
         CacheWriter(path)
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("tail", [bytes(5000), b"PK\3\4garbage" * 100])
+def test_a_torn_tail_of_a_first_fill_is_taken_for_nothing_at_once(path: Path, tail: bytes) -> None:
+    CacheWriter(path, in_memory_keys=["y"]).abort()
+    with path.open("ab") as file:
+        file.write(tail)
+    ds = CachedDataset(Source(0), path, in_memory_keys=["y"], lazy=True, fingerprint=False)
+    # Had it been taken over with its tail cut, it would be begun anew now, while it is open.
+    assert ds.warmup().complete
+
+
+def test_what_a_recovery_that_was_killed_left_beside_a_head_is_not_taken_for_nothing(path: Path) -> None:
+    w = CacheWriter(path, in_memory_keys=["y"])
+    w.append({"y": 1})
+    w.abort()
+    path.with_name(path.name + storage.RECOVERY).write_bytes(path.read_bytes())
+    os.truncate(path, 4096)
+    with pytest.raises(ArchiveExistsError):
+        CacheWriter(path)
+    with CacheWriter(path, "a") as w:
+        w.append({"y": 2})
+    assert CachedDataset.from_cache(path).labels["y"].tolist() == [1, 2]
 
 
 def test_who_has_what_was_begun_anew_open_is_told(path: Path) -> None:
