@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
+from edcache.storage import own_positions
 from edcache.writer.job import (
     Job,
     errors_with,
@@ -83,10 +84,17 @@ def fill_stream(job: Job) -> None:
 
 
 def _samples(job: Job) -> Iterator[Any]:
+    own_positions()
     source: Iterable[Any] = job.source
     num_workers = worker_count(job.options.num_workers)
     if num_workers:
-        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_identity)
+        source = DataLoader(
+            job.source,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_identity,
+            worker_init_fn=own_positions,
+        )
     remaining = iter(source)
     for index in itertools.count():
         try:
