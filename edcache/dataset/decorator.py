@@ -89,6 +89,7 @@ class CachedFactory(Generic[P, T_co]):
                 archive = store.reader(replace(self._reading, preload=options.preload))
             return opened(options, archive)
         source = self.uncached(*args, **kwargs)
+        writer.check_source(source, store.path)
         # Keys tell which samples changed.
         cut = (len(source), 0) if writer.has_method(source, "sample_key") else None
         origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)

@@ -79,6 +79,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     >>> encoder = load_encoder().eval()
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
     """
+    writer.check_source(source, str(path))
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
