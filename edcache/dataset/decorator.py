@@ -202,7 +202,7 @@ def cachable(
     If the archive is complete, a call does not run the function, unless `grow=True`, nor `__edcache_fingerprint__` of
     its dataset. If it is not, a call computes only the missing samples.
     Cost: opening a complete archive takes milliseconds.
-    Safety: any number of processes may make the same call at the same time. They share the work.
+    Safety: any number of processes may make the same call at the same time. They share the work, unless lazy=True.
 
     >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])
     ... def digits(split="train"):
