@@ -322,7 +322,8 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 
     Args:
         lazy: False computes all missing samples now. True computes a sample at its first read. When the disk is full,
-            it computes the samples that are not stored at every read, with one warning.
+            it computes the samples that are not stored at every read, with one warning. Processes that read a sample
+            before one of them has published it compute it each; it is stored once.
         keep_existing: False builds the archive again. The new archive replaces the old one when it is complete.
     """
 

@@ -129,7 +129,8 @@ class CachedFactory(Generic[P, T_co]):
         fingerprint: dict[str, Any],
         rebuild: bool,
     ) -> CachedDataset[T_co]:
-        """Compare the source with an archive by `on_stale`, compute what is missing, and open it."""
+        """Compare the source with an archive by `on_stale`, compute the missing samples, and open it."""
+        writer.check_source(source, store.path)
         # Keys tell which samples changed.
         options, cut = self.options, (len(source), 0) if writer.has_method(source, "sample_key") else None
         origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)
@@ -255,7 +256,7 @@ def cachable(
     If the archive is complete, a call does not run the function, unless `grow=True`, nor `__edcache_fingerprint__` of
     its dataset. If it is not, a call computes only the missing samples.
     Cost: opening a complete archive takes milliseconds.
-    Safety: any number of processes may make the same call at the same time. They share the work.
+    Safety: any number of processes may make the same call at the same time. They share the work, unless lazy=True.
 
     >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])
     ... def digits(split="train"):

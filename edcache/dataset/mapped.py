@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from edcache import base, writer
+from edcache import base, storage, writer
 from edcache.base import CacheOptions, EdcacheError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.build import parents_of
@@ -79,6 +79,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     >>> encoder = load_encoder().eval()
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
     """
+    writer.check_source(source, str(path))
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
@@ -377,6 +378,7 @@ class MappedBatches(Mapped):
                 sampler=pull(),
                 num_workers=self._readers,
                 collate_fn=_unchanged,
+                worker_init_fn=storage.own_positions,
                 pin_memory=self._devices[0].type == "cuda",
             )
             try:

@@ -5,6 +5,7 @@ from .file import RECOVERY as RECOVERY
 from .file import File as File
 from .file import is_fresh as is_fresh
 from .file import move as move
+from .handle import own_positions as own_positions
 from .memory import MORE_MEMORY as MORE_MEMORY
 from .memory import free_unheld_memory as free_unheld_memory
 from .memory import is_in_memory as is_in_memory

@@ -1,7 +1,8 @@
-"""An open file, whose descriptor no thread closes while another one uses it."""
+"""An open file, whose descriptor no thread closes while another one uses it; open files after a fork."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import stat
@@ -9,16 +10,20 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import parent_process
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from edcache import base
-from edcache.base import ArchiveError, ArchiveNotFoundError, StorageError
+from edcache.base import ArchiveError, ArchiveNotFoundError, ForkLock, SourceError, StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error, with_errno
 from edcache.storage.paths import absolute
 
 # A process may have 1,024 files open by default, and thousands of archives.
 _MOST_OPEN: Final = 1 << 16
+_OPEN_FILES: Final = "/proc/self/fd"
+_LAST_STANDARD: Final = 2
 
 T = TypeVar("T")
 
@@ -150,8 +155,15 @@ class Handle:
         return self._ask("asking for its size", calls.stat)
 
 
-def _close_inherited() -> None:
+_sharing: Final = ForkLock()
+# True from a fork on, also from one before this module was imported.
+_shares_positions = parent_process() is not None
+
+
+def _begin_process() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
+    global _shares_positions
+    _shares_positions = True
     for handle in list(_writable):
         descriptor = handle._descriptor
         handle.closed, handle._descriptor = True, None
@@ -159,7 +171,62 @@ def _close_inherited() -> None:
             descriptor.close()  # a thread of the parent's may have been in a call
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+os.register_at_fork(after_in_child=_begin_process)
+
+
+def own_positions(worker: int = 0) -> None:
+    """Open each file again that this process got by a fork and may read, with its number and at its position.
+
+    Both processes have one position in it: a read of the one moves it for the other, also between a seek and a read.
+
+    Left as they are: standard streams and files that are open for writing alone, whose position is shared on purpose;
+    files under a lock of flock or OFD, as archives may be, which would end with the parent.
+
+    Args:
+        worker: not used; a DataLoader calls this with the number of a worker.
+    Raises:
+        SourceError: "data.bin: open in the process ...", a file cannot be opened again.
+
+    Cost: 40 us a file, once in a process. Nothing without /proc, as on macOS, where processes are spawned.
+    """
+    global _shares_positions
+    if not _shares_positions:
+        return
+    with _sharing.held():
+        if _shares_positions and os.path.isdir(_OPEN_FILES):
+            for number in map(int, os.listdir(_OPEN_FILES)):
+                if number > _LAST_STANDARD and _is_read_unlocked(number):
+                    _open_again(number)
+        _shares_positions = False
+
+
+def _is_read_unlocked(number: int) -> bool:
+    """True if a number is of a regular file that is open for reading, and under no lock of flock or OFD."""
+    try:
+        is_regular = stat.S_ISREG(os.fstat(number).st_mode)
+        is_read = not fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_PATH)
+        return is_regular and is_read and "\nlock:" not in Path(f"/proc/self/fdinfo/{number}").read_text()
+    except OSError:  # closed since it was listed, as the listing itself
+        return False
+
+
+def _open_again(number: int) -> None:
+    path = f"{_OPEN_FILES}/{number}"
+    flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_RDWR | os.O_APPEND | os.O_DIRECT)
+    try:
+        own = os.open(path, flags)
+    except OSError as error:
+        name = os.readlink(path)
+        raise SourceError(
+            f"{name}: open in the process that forked this one, so both read at one position, and it cannot be opened "
+            f"again: {error.strerror}; open it in the process that reads it, or use num_workers=0",
+            path=name,
+        ) from error
+    try:
+        os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, number, inheritable=os.get_inheritable(number))
+    finally:
+        os.close(own)
 
 
 def identity_of(status: os.stat_result) -> tuple[int, int]:

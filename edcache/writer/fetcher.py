@@ -10,6 +10,7 @@ from edcache import identity
 from edcache.base import EdcacheError, SourceError
 from edcache.codec import Columns
 from edcache.identity import Recomputed
+from edcache.storage import own_positions
 from edcache.writer.builder import ChunkBuilder
 from edcache.writer.features import After, Ask, Before, batches_of, stream_of
 from edcache.writer.job import Job
@@ -29,6 +30,7 @@ class Fetcher:
         before: Before = lambda index, count: None,
         after: After = lambda count, nbytes: None,
     ) -> None:
+        own_positions()
         self._job, self._builder = job, builder
         self._before, self._after = before, after
         self._ask, self.takes_any = batches_of(job.source)
@@ -109,6 +111,7 @@ class Fetcher:
 
 def samples_of(job: Job, indices: list[int]) -> list[Any]:
     """Compute samples, by one call of a source that gives batches. Raises: SourceError, for one that raises."""
+    own_positions()
     ask, _ = batches_of(job.source)
     if ask is not None:
         with suppress(Exception):  # by `source[index]`, the error names the sample

@@ -260,14 +260,18 @@ def worker_count(asked: int | str | None) -> int:
 
 
 def check_source(source: Any, path: str) -> None:
-    """Raise OptionError unless a source is a map-style dataset or an iterable of samples."""
+    """Raise OptionError unless a source is a map-style dataset or an iterable of samples, and no loader of another."""
     if isinstance(source, type):
         what = f"is the class {source.__name__}; give an object of it, {source.__name__}(...)"
     elif isinstance(source, (str, bytes, os.PathLike)):
         what = f"is {base.article(source)}; give a dataset, or open an archive by CachedDataset.from_cache()"
     elif source is None:
         what = "is None; let the function end with `return dataset`"
-    elif hasattr(source, "__iter__") or (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return
+    elif hasattr(source, "dataset") and hasattr(source, "batch_sampler"):
+        what = f"is {base.article(source)}, whose batches are no samples; give its dataset, and num_workers= here"
+    elif hasattr(source, "__iter__"):
         return
     else:
         what = f"is {base.article(source)} without len() and [index] that cannot be iterated; give a dataset"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from edcache.base import OptionError, Progress
+from edcache.base import CodecError, OptionError, Progress, warn
+from edcache.labels import LabelSpec
+from edcache.storage import own_positions
+from edcache.writer.builder import ChunkBuilder
 from edcache.writer.job import (
     Job,
     errors_with,
@@ -20,6 +23,9 @@ from edcache.writer.job import (
     worker_count,
 )
 from edcache.writer.seal import seal
+
+# First samples of each worker that are compared with another worker's, before one is stored.
+_COMPARED: Final = 4
 
 
 def is_stream(source: Any) -> bool:
@@ -83,11 +89,9 @@ def fill_stream(job: Job) -> None:
 
 
 def _samples(job: Job) -> Iterator[Any]:
-    source: Iterable[Any] = job.source
+    own_positions()
     num_workers = worker_count(job.options.num_workers)
-    if num_workers:
-        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_identity)
-    remaining = iter(source)
+    remaining = _of_workers(job, num_workers) if num_workers else iter(job.source)
     for index in itertools.count():
         try:
             sample = next(remaining)
@@ -99,5 +103,61 @@ def _samples(job: Job) -> Iterator[Any]:
         yield sample
 
 
-def _identity(sample: Any) -> Any:
-    return sample
+def _of_workers(job: Job, num_workers: int) -> Iterator[Any]:
+    """Yield samples of workers in turn; with a warning, all from this process, if each worker gives all."""
+    told = iter(
+        DataLoader(
+            job.source,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=_with_worker,
+            worker_init_fn=own_positions,
+        )
+    )
+    first: list[tuple[int, Any]] = []
+    error: Exception | None = None
+    try:
+        first.extend(itertools.islice(told, num_workers * _COMPARED))
+    except Exception as raised:  # noqa: BLE001 - raised behind the samples before it
+        error = raised
+    if num_workers > 1 and _gives_all(job, first, num_workers):
+        del told  # ends the workers
+        warn(
+            f"{job.path}: the first samples of all {num_workers} workers are the same, so the source does not divide "
+            "itself, and is read in this process alone; let its __iter__ give each worker of "
+            "torch.utils.data.get_worker_info() its share, or use num_workers=0"
+        )
+        yield from job.source
+        return
+    yield from (sample for _, sample in first)
+    if error is not None:
+        raise error
+    yield from (sample for _, sample in told)
+
+
+def _gives_all(job: Job, first: list[tuple[int, Any]], num_workers: int) -> bool:
+    """True if the records of the first samples, which come with their workers, are the same of every worker.
+
+    False if one is refused: the fill refuses it too.
+    """
+    builder = ChunkBuilder(job.head, job.path, LabelSpec({}), failure_of=job.failure_of)
+    try:
+        for index, (_, sample) in enumerate(first):
+            builder.add(index, sample)
+    except CodecError:
+        return False
+    if not len(builder):
+        return False
+    chunk = builder.take()
+    of_worker: dict[int, list[Any]] = {}
+    for index, row in zip(chunk.samples, chunk.rows[["crc32", "nbytes", "schema"]].tolist(), strict=True):
+        of_worker.setdefault(first[index][0], []).append(row)
+    records = list(of_worker.values())
+    return len(records) == num_workers and all(one == records[0] for one in records)
+
+
+def _with_worker(sample: Any) -> tuple[int, Any]:
+    """Return a sample with the number of the worker that this is."""
+    info = get_worker_info()
+    assert info is not None
+    return info.id, sample

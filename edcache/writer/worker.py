@@ -21,6 +21,7 @@ from edcache.writer.part import Part, Presence
 # A worker that lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -70,6 +71,8 @@ class _Turn:
 
     def __init__(self, place: Any) -> None:
         self._place = place
+        self._before: dict[int, Any] = {}
+        self._of_thread = threading.local()
         self._is_open = self._is_asked = False
         self.index = -1
 
@@ -89,7 +92,27 @@ class _Turn:
         self._is_open = False
         self._place[0] = 0
 
-    def interrupt(self, signum: int, frame: object) -> None:
+    def listen(self) -> None:
+        """Let SIGINT and SIGTERM end the sample; a process that the source forks has the handlers from before."""
+        for number in _SIGNALS:
+            # None is a handler that Python did not set.
+            self._before[number] = signal.signal(number, self._interrupt) or signal.SIG_DFL
+        # A signal that comes between the fork and the change of the handlers is to wait for it.
+        os.register_at_fork(before=self._hold, after_in_parent=self._go_on, after_in_child=self._unlisten)
+
+    def _hold(self) -> None:
+        self._of_thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def _go_on(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._of_thread.mask)
+
+    def _unlisten(self) -> None:
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._interrupt:
+                signal.signal(number, handler)
+        self._go_on()
+
+    def _interrupt(self, signum: int, frame: object) -> None:
         self._is_asked = True
         if self._is_open:
             self._is_open = False
@@ -97,8 +120,7 @@ class _Turn:
 
 
 def _prepare(turn: _Turn, number: int) -> None:
-    signal.signal(signal.SIGINT, turn.interrupt)
-    signal.signal(signal.SIGTERM, turn.interrupt)
+    turn.listen()
     torch.set_num_threads(1)
     # A fork inherits the generators, and all workers would draw the same numbers.
     seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)

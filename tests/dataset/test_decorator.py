@@ -22,6 +22,7 @@ import pyarrow as pa
 import pytest
 import torch
 from optional import Later, Library, made
+from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, cachable
 from edcache.errors import OptionError, SourceError, StaleCacheError
@@ -518,6 +519,11 @@ def test_on_stale_ignore_is_silent_about_a_changed_source(module: Callable[..., 
         (Squares, r"the source is the class Squares; give an object of it, Squares\(\.\.\.\)"),
         ("train.zip", r"the source is a str; give a dataset, or open an archive by CachedDataset.from_cache"),
         (len, r"the source is a builtin_function_or_method without len\(\) and \[index\]"),
+        pytest.param(
+            DataLoader([1, 2], collate_fn=lambda samples: samples),
+            "the source is a DataLoader, whose batches are no samples; give its dataset, and num_workers= here",
+            id="DataLoader",
+        ),
     ],
     ids=str,
 )
@@ -527,6 +533,12 @@ def test_what_is_no_dataset_is_refused_with_what_to_do(
     with pytest.raises(OptionError, match=text):
         cachable(tmp_path / "n.zip", lazy=lazy)(lambda: made)()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_loader_of_a_cache_is_no_dataset(tmp_path: Path) -> None:
+    batches = CachedDataset([1, 2], tmp_path / "a.zip").loader(2)
+    with pytest.raises(OptionError, match=r"b.zip: the source is a Loader, whose batches .*give its dataset"):
+        CachedDataset(batches, tmp_path / "b.zip")
 
 
 @pytest.mark.parametrize(

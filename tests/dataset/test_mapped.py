@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
@@ -348,6 +348,22 @@ def test_the_decorator_makes_a_function_of_datasets(tmp_path):
 def test_options_that_cannot_be(tmp_path, options, message):
     with pytest.raises(OptionError, match=message):
         edcache.map(halves, Images(), tmp_path / "m.zip", **{"batch_size": 8} | options)
+    assert not (tmp_path / "m.zip").exists()
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (DataLoader(Images()), "the source is a DataLoader, .*give its dataset"),
+        (None, "m.zip: the source is None"),
+        (Images, "the source is the class Images; give an object of it"),
+    ],
+    ids=["DataLoader", "None", "class"],
+)
+def test_what_is_no_dataset_is_refused(tmp_path, source, message, batch_size):
+    with pytest.raises(OptionError, match=message):
+        edcache.map(halves, source, tmp_path / "m.zip", batch_size=batch_size)
     assert not (tmp_path / "m.zip").exists()
 
 

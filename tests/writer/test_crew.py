@@ -1,5 +1,6 @@
 """Fills by worker processes: shared work, dead and hung workers, interrupts, a parent that dies."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -496,6 +497,45 @@ def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
         fill(Source(log, at={50: "hang"}), path, 1, timeout=0.4)
     assert Reader(path, allow_partial=True).present == 50
     assert all_gone(processes(log), 5)
+
+
+class Pooled(Source):
+    """Computes in processes of its own, which end by a signal as the pool is left."""
+
+    def __getitem__(self, i):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, [-i, i]) == [i, i]
+        return super().__getitem__(i)
+
+
+@pytest.mark.full
+def test_a_source_may_have_a_pool_of_processes(path, log):
+    fill(Pooled(log), path, timeout=20)
+    check_whole(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_a_source_forks_has_the_handlers_of_the_process_that_fills(path, log, number):
+    class Forks(Source):
+        def __getitem__(self, i):
+            end, start = os.pipe()
+            if os.fork() == 0:
+                os.write(start, f"{signal.getsignal(number) is handler}".encode())
+                os._exit(0)
+            os.close(start)
+            assert os.read(end, 9) == b"True"
+            os.close(end)
+            return super().__getitem__(i)
+
+    def handler(*_):
+        raise AssertionError
+
+    before = signal.signal(number, handler)
+    try:
+        fill(Forks(log, 4), path, multiprocessing_context="fork")
+    finally:
+        signal.signal(number, before)
+    check_whole(path, 4)
 
 
 def test_a_source_that_cannot_be_sent_is_refused(path, log):

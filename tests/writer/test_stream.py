@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from concurrent.futures import Executor
 
 import pytest
@@ -96,6 +97,61 @@ def test_an_interrupted_one_goes_on_where_it_stopped(path, workers):
 def test_workers_each_store_their_share_in_the_order_of_a_data_loader(path):
     store(Stream(), path, num_workers=2)
     assert order(path) == list(range(50))
+
+
+class Whole(IterableDataset):
+    """Gives every sample to every worker."""
+
+    def __init__(self, count, bad_at=()):
+        self.count, self.bad_at = count, bad_at
+
+    def __iter__(self):
+        return (
+            {"x": torch.full((4,), i), "y": i} if i not in self.bad_at else object()
+            for i in range(self.count)
+        )
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 50])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_source_that_does_not_divide_itself_is_stored_once(path, count, compression):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ds = store(Whole(count), path, num_workers=2, compression=compression)
+    assert order(path) == list(range(count))
+    assert ds.complete
+    texts = [str(one.message) for one in caught]
+    assert [" is read in this process alone; " in text for text in texts] == [True] * (count > 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(store(Whole(count), path, num_workers=2)) == count
+
+
+def test_it_is_noticed_beside_a_sample_that_cannot_be_stored(path):
+    with pytest.warns(RuntimeWarning, match="the first samples of all 2 workers are the same"):
+        ds = store(Whole(9, bad_at=[1]), path, num_workers=2, on_error="skip_final")
+    assert [error.index for error in ds.errors] == [1]
+    assert [s["y"] for s in available(ds)] == [0, *range(2, 9)]
+
+
+class Blank(Stream):
+    """Divides itself, and all of its samples are the same."""
+
+    def __iter__(self):
+        return (sample(0) for _ in super().__iter__())
+
+
+def test_samples_that_are_the_same_are_stored_as_often_as_they_are_given(path):
+    with pytest.warns(RuntimeWarning, match="the first samples of all 2 workers are the same"):
+        assert len(store(Blank(20), path, num_workers=2)) == 20
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 5])
+def test_one_of_the_first_samples_may_fail(path, fails_at):
+    with pytest.raises(SourceError, match=f"the source raised at index {fails_at}: ValueError") as caught:
+        store(Stream(fails_at=fails_at), path, num_workers=2, chunk_size=1)
+    assert f"bad {fails_at}" in str(caught.value)
+    assert Reader(path, allow_partial=True).present == fails_at
 
 
 @pytest.mark.full
