@@ -79,8 +79,14 @@ def batches_of(source: Any) -> tuple[Ask | None, bool]:
     """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
     if type(source) is Subset:
         inner, is_any = batches_of(source.dataset)
-        indices = source.indices
-        return inner and (lambda rows: inner([operator.index(indices[row]) for row in rows])), is_any
+        indices, count = source.indices, len(source.dataset)
+
+        def of_subset(rows: list[int]) -> Any:
+            chosen = [operator.index(indices[row]) for row in rows]
+            # A table of `datasets` takes none that count from its end.
+            return inner([row + count * (is_any and row < 0) for row in chosen])  # type: ignore[misc]
+
+        return inner and of_subset, is_any
     ask = _columns_of(source)
     return (_getitems(source), False) if ask is None else (ask, True)
 
@@ -181,8 +187,8 @@ def _columns_of(source: Any) -> Ask | None:
 
 def _run(rows: list[int]) -> slice | list[int]:
     """Rows that follow one another as a slice, which copies nothing."""
-    is_run = rows[-1] - rows[0] + 1 == len(rows)
-    return slice(rows[0], rows[-1] + 1) if is_run and rows[0] >= 0 else rows
+    is_run = rows[0] >= 0 and rows == [*range(rows[0], rows[0] + len(rows))]
+    return slice(rows[0], rows[-1] + 1) if is_run else rows
 
 
 def _is_data(feature: Any) -> bool:
