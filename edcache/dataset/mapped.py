@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from edcache import base, writer
-from edcache.base import CacheOptions, EdcacheError, OptionError, takes
+from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
@@ -55,8 +55,8 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             nn.Module must be in evaluation mode. Gradients are off.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
-            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
-            for want of memory, halves of the batch are tried, down to the sample that raises.
+            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If there is no
+            memory for a batch, its halves are tried. If `fn` raises for another reason, each sample is tried alone.
         devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
             this rank. One process computes on each. `fn` is then an nn.Module, which is moved to the device, or a
             function of the device that returns the function of a batch. Batches are moved to the device, and results
@@ -71,6 +71,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     Returns:
         A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` is not called.
     Raises:
+        OptionError: `fn` returned another number of results than a batch has samples, before any is stored.
         SourceError, StaleCacheError: as `CachedDataset`. `fn` with the values that it holds, as the weights of a
             module, `source`, `keep` and `version` identify the results.
 
@@ -283,13 +284,7 @@ class MappedBatches(Mapped):
         return own
 
     def __getitem__(self, index: int) -> Any:
-        made = self.__getitems__([index])
-        samples = _samples(made)
-        if len(samples) != 1:
-            raise OptionError(
-                f"fn returned {base.described(made)}, {len(samples)} results, for a batch of one sample"
-            )
-        return samples[0]
+        return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
@@ -336,8 +331,12 @@ class MappedBatches(Mapped):
         return [samples[k] for k in np.argsort(positions)]
 
     def _columns(self, indices: list[int], batch: Any, made: Any) -> Any:
-        kept = self._with_kept(_plain(made), self._labels_of(indices), batch, _plain_numbers)
-        return list(kept) if isinstance(kept, torch.Tensor | np.ndarray) else kept
+        columns = _plain(made)
+        columns = (
+            list(columns) if isinstance(columns, torch.Tensor | np.ndarray) and columns.ndim else columns
+        )
+        _check_count(columns, len(indices))
+        return self._with_kept(columns, self._labels_of(indices), batch, _plain_numbers)
 
     @property
     def __edcache_stream__(self) -> Stream | None:
@@ -464,6 +463,21 @@ def _samples(columns: Any) -> list[Any]:
         return columns
     tree = Columns(columns)
     return [tree.at(k) for k in range(tree.count)]
+
+
+def _check_count(columns: Any, count: int) -> None:
+    """Raise OptionError unless the result of a function has a row for each of `count` samples."""
+    batch = f"for a batch of {count:,} sample{'s' * (count != 1)}"
+    try:
+        found = len(columns) if isinstance(columns, list) else Columns(columns).count
+    except (CodecError, OptionError) as error:
+        raise OptionError(f"fn returned {base.described(columns)} {batch}: {error}", option="fn") from error
+    if found != count:
+        raise OptionError(
+            f"fn returned {found:,} result{'s' * (found != 1)} {batch}; give one for each sample, "
+            "in the first dimension of each tensor",
+            option="fn",
+        )
 
 
 def _plain(made: Any) -> Any:

@@ -53,6 +53,9 @@ def on(make, device):
     return make
 
 
+a_batch_raises = pytest.mark.filterwarnings("ignore:.*a batch of .* raised")
+
+
 WAYS = {
     "here": {},
     "two processes": {"num_workers": 2},
@@ -197,6 +200,7 @@ def test_a_batch_without_room_is_halved(tmp_path, way):
     assert computed == Counter(range(COUNT))
 
 
+@a_batch_raises
 @pytest.mark.parametrize("way", WAYS)
 def test_the_sample_that_raises_is_named_and_the_others_are_kept(tmp_path, way):
     path, log = tmp_path / "m.zip", tmp_path / "log"
@@ -215,6 +219,76 @@ class Unreadable(Images):
         return super().__getitem__(index)
 
 
+WRONG = {
+    "transposed": (lambda x: x.T, "fn returned 2 results for a batch of 4 samples; give one for each"),
+    "a mean": (lambda x: {"y": x.mean(0, keepdim=True)}, "fn returned 1 result for a batch of 4 samples"),
+    "a mean in a list": (lambda x: [x.mean(0)], "fn returned 1 result for a batch of 4 samples"),
+    "a number": (lambda x: {"y": x.mean()}, r"fn returned a dict for a batch of 4 samples: columns\['y'\]"),
+    "nothing": (lambda x: None, "fn returned None for a batch of 4 samples: columns: None"),
+    "columns of two lengths": (
+        lambda x: {"y": x, "mean": x.mean(0, keepdim=True)},
+        r"for a batch of 4 samples: columns\['mean'\] has 1 samples, columns\['y'\] has 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"devices": "cpu"}, {"num_workers": 2}, {"on_error": "skip"}], ids=str
+)
+@pytest.mark.parametrize("name", WRONG)
+def test_another_number_of_results_than_samples_is_an_error_at_once(tmp_path, name, options):
+    fn, message = WRONG[name]
+
+    def called(x):
+        with open(tmp_path / "log", "a") as file:
+            file.write(f"{len(x)}\n")
+        return fn(x)
+
+    with pytest.raises(OptionError, match=message) as caught:
+        mapped(called, list(torch.rand(4, 2)), tmp_path / "m.zip", batch_size=4, **options)
+    assert caught.value.option == "fn"
+    assert {*calls(tmp_path / "log")[0], *calls(tmp_path / "log")[-1]} == {4}
+    lazy = mapped(called, list(torch.rand(4, 2)), tmp_path / "l.zip", batch_size=4, lazy=True)
+    with pytest.raises(OptionError, match=message):
+        lazy.__getitems__([0, 1, 2, 3])
+
+
+def test_a_bucket_has_as_many_results_as_samples_though_the_sum_is_right(tmp_path):
+    rows = [torch.ones(1 + k % 2) for k in range(6)]
+    with pytest.raises(OptionError, match="fn returned 4 results for a batch of 3 samples"):
+        mapped(lambda x: torch.ones(2 if x.shape[1] == 2 else 4), rows, tmp_path / "m.zip", batch_size=6)
+
+
+@pytest.mark.parametrize("way", ["here", "a device"])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA error: out of memory"), torch.cuda.OutOfMemoryError()],
+    ids=repr,
+)
+def test_only_want_of_memory_halves_a_batch(tmp_path, error, way):
+    """Another error is tried sample by sample, and told once, the first one."""
+    sizes = []
+
+    def fn(error, x):
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise error
+        return x
+
+    rows = list(torch.rand(16, 3))
+    ds = mapped(functools.partial(fn, error), rows, tmp_path / "a.zip", **WAYS[way])
+    assert [size for size in sizes if size != 8] == [4, 2, 2, 4, 2, 2] * 2
+    assert all(map(torch.equal, ds, rows))
+    sizes.clear()
+    with pytest.warns(RuntimeWarning) as told:
+        ds = mapped(functools.partial(fn, ValueError(f"number {0}")), rows, tmp_path / "b.zip", **WAYS[way])
+    assert [size for size in sizes if size != 8] == [1] * 16
+    assert all(map(torch.equal, ds, rows))
+    (text,) = [str(one.message) for one in told]
+    assert "b.zip: a batch of 8 samples, from index 0 on, raised ValueError: number 0; its samples" in text
+
+
+@a_batch_raises
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sample_that_cannot_be_read_is_named(tmp_path, way):
     with pytest.raises(SourceError, match="at index 11: OSError: the disk is gone"):
@@ -291,7 +365,7 @@ def test_a_module_must_be_in_evaluation_mode(tmp_path):
         ):
             edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
     rows = list(torch.ones(3, 4))
-    with pytest.raises(SourceError, match="Linear in training mode"):
+    with pytest.raises(OptionError, match="Linear in training mode"):
         edcache.map(lambda device: module, rows, tmp_path / "m.zip", batch_size=2, devices="cpu")
     ds = edcache.map(lambda device: module.eval(), rows, tmp_path / "n.zip", batch_size=2, devices="cpu")
     assert len(ds) == 3
@@ -352,7 +426,7 @@ def test_options_that_cannot_be(tmp_path, options, message):
 
 
 def test_keep_takes_a_dict(tmp_path):
-    with pytest.raises(SourceError, match="keep= adds fields to those of fn, which returned"):
+    with pytest.raises(OptionError, match="keep= adds fields to those of fn, which returned"):
         mapped(lambda batch: batch["image"], Images(), tmp_path / "m.zip", keep="label")
 
 
