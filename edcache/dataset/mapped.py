@@ -21,7 +21,7 @@ from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, ta
 from edcache.codec import Columns
 from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
+from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable
 from edcache.dataset.keys import source_keys, source_versions
 from edcache.dataset.transforms import Draw
@@ -312,7 +312,7 @@ class MappedBatches(Mapped):
         if self._devices:
             return self._launch(batch).result()
         with torch.no_grad():
-            return self.fn(batch)
+            return taken(self.fn(batch))
 
     def _launch(self, batch: Any) -> Pending:
         if self._on_device is None:

@@ -79,12 +79,12 @@ def batches_of(source: Any) -> tuple[Ask | None, bool]:
     """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
     if type(source) is Subset:
         inner, is_any = batches_of(source.dataset)
-        indices, count = source.indices, len(source.dataset)
+        indices, count = source.indices, len(source.dataset) if is_any else 0  # type: ignore[arg-type]
 
         def of_subset(rows: list[int]) -> Any:
             chosen = [operator.index(indices[row]) for row in rows]
             # A table of `datasets` takes none that count from its end.
-            return inner([row + count * (is_any and row < 0) for row in chosen])  # type: ignore[misc]
+            return inner([row + count * (row < 0) for row in chosen])  # type: ignore[misc]
 
         return inner and of_subset, is_any
     ask = _columns_of(source)

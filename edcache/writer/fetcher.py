@@ -98,18 +98,20 @@ class Fetcher:
             self._after(1, self._builder.nbytes - nbytes)
 
 
-def samples_of(job: Job, indices: list[int]) -> list[Any]:
-    """Compute samples, in batches if the source gives them. Raises: SourceError, for one that raises."""
+def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
+    """Compute samples, in batches if the source gives them. Raises: SourceError, for one that raises.
+
+    Yields: a sample, which the source may change when it is asked for the next one.
+    """
     ask, _ = batches_of(job.source)
     if ask is None:
-        return [job.compute(index) for index in indices]
-    samples: list[Any] = []
+        yield from map(job.compute, indices)
+        return
     for part, made in _parts(job.path, ask, indices):
         if made is None:
-            samples.append(job.compute(*part))
+            yield job.compute(*part)
         else:
-            samples += made if isinstance(made, list) else [made.at(row) for row in range(made.count)]
-    return samples
+            yield from made if isinstance(made, list) else map(made.at, range(made.count))
 
 
 def _parts(

@@ -288,6 +288,40 @@ def test_only_want_of_memory_halves_a_batch(tmp_path, error, way):
     assert "b.zip: a batch of 8 samples, from index 0 on, raised ValueError: number 0; its samples" in text
 
 
+BUFFER = torch.zeros(64)
+BUFFERS = {
+    "views of a tensor": lambda sums: {"y": BUFFER[: len(sums)].copy_(sums)},
+    "the rows of a tensor": lambda sums: [*BUFFER[: len(sums)].copy_(sums)],
+    "views of an array": lambda sums: {"y": BUFFER[: len(sums)].copy_(sums).numpy()},
+    "a tensor in a tree": lambda sums: {"y": ({"z": BUFFER[: len(sums)].copy_(sums)}, sums)},
+}
+
+
+@pytest.mark.parametrize("options", [*WAYS.values(), {"lazy": True}], ids=str)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_results_are_taken_out_of_a_buffer_before_the_next_call(tmp_path, name, options):
+    def fn(x):
+        return BUFFERS[name](x.sum(1))
+
+    source = [torch.ones(1 + k % 3) * k for k in range(30)]
+    ds = mapped(fn, source, tmp_path / "m.zip", **options)
+    read = ds.__getitems__([*range(30)])
+    for samples in (read, CachedDataset.from_cache(tmp_path / "m.zip", allow_partial=True)):
+        told = [sample if name == "the rows of a tensor" else sample["y"] for sample in samples]
+        told = [value[0]["z"] if isinstance(value, tuple) else value for value in told]
+        assert [float(value) for value in told] == [float(x.sum()) for x in source]
+
+
+def test_a_lazy_cache_keeps_a_sample_before_the_next_one_is_computed(tmp_path):
+    def fn(x):
+        return BUFFER[:1].copy_(x)
+
+    ds = edcache.map(fn, list(torch.arange(9.0)), tmp_path / "m.zip", lazy=True, progress=False)
+    ds.__getitems__([*range(9)])
+    ds.close()
+    assert [float(x) for x in CachedDataset.from_cache(tmp_path / "m.zip")] == [*range(9)]
+
+
 @a_batch_raises
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sample_that_cannot_be_read_is_named(tmp_path, way):
