@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,15 +23,20 @@ from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable
-from edcache.dataset.keys import source_keys, source_versions
+from edcache.dataset.keys import RecordVersions, source_keys, source_versions
 from edcache.dataset.transforms import Draw
 from edcache.writer import After, Before, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Bucket: TypeAlias = tuple[list[int], Any]
-"""Samples of one shape in a batch: their positions in it, and the samples collated."""
+
+class Bucket(NamedTuple):
+    """Samples of one shape in a batch: their positions in it, the samples collated, and fields of them to keep."""
+
+    positions: list[int]
+    batch: Any
+    kept: dict[str, Any]
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -62,9 +67,9 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             function of the device that returns the function of a batch. Batches are moved to the device, and results
             back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
-            stays a label. Numbers, which were collated, are kept as Python numbers.
+            stays a label. A field is kept as `source` gave it, also if `fn` changes its input.
         key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
-            equal key are computed once, unless `keep` takes something of each along. The default is
+            equal key are computed once, unless `keep` takes another value of each along. The default is
             `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
         keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
@@ -171,13 +176,23 @@ class Mapped(Dataset[Any]):
     variables, and the values of labels that are kept, which may change while the samples stay.
     """
 
-    __edcache_ignore__ = "_keep", "_labels", "_key", "_devices", "_readers", "_on_device", "_progress"
+    __edcache_ignore__ = (
+        "_keep",
+        "_labels",
+        "_fields",
+        "_key",
+        "_devices",
+        "_readers",
+        "_on_device",
+        "_progress",
+    )
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
         self.fn, self.source, self.version = fn, source, version
         self._keep, self._labels, self._key = keep, labels, key
+        self._fields = [name for name in keep if name not in labels]
         self.keep = ", ".join(keep)
         for name, models in writer.models_of(fn).items():
             setattr(self, name, str(models))
@@ -189,10 +204,12 @@ class Mapped(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         sample = self.source[self._positions([index])[0]]
+        # Copies, as `fn` may change the sample.
+        kept = {name: deepcopy(taken(sample[name])) for name in self._fields}
+        kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
             made = self.fn(sample)
-        labels = {name: values[0] for name, values in self._labels_of([index]).items()}
-        return self._with_kept(made, labels, sample, lambda field: field)
+        return self._with_kept(made, kept)
 
     @property
     def sample_key(self) -> Any:
@@ -228,6 +245,8 @@ class Mapped(Dataset[Any]):
         told = source_keys(self.source, self._key)
         if name.startswith("sample_version"):
             told = source_versions(self.source, self._labels)
+            if self._keep and self._key is not None and not isinstance(told, RecordVersions):
+                told = _KeptVersions(self, told)
         if told is None or not writer.has_method(told, name):
             raise AttributeError(name)
         return getattr(told, name)
@@ -244,8 +263,16 @@ class Mapped(Dataset[Any]):
         rows = self.source.labels.take(np.array(indices))
         return {name: rows.to_list(name) for name in self._labels}
 
-    def _with_kept(self, made: Any, labels: dict[str, Any], sample: Any, convert: Function) -> Any:
-        """Put labels, and converted fields of `sample`, before the fields of a result, as `keep` names them."""
+    def kept_at(self, index: int) -> list[Any]:
+        """Describe what `keep` takes of a sample."""
+        kept = {name: values[0] for name, values in self._labels_of([index]).items()}
+        if self._fields:
+            sample = self.source[self._positions([index])[0]]
+            kept |= {name: writer.described(sample[name]) for name in self._fields}
+        return [kept[name] for name in self._keep]
+
+    def _with_kept(self, made: Any, kept: dict[str, Any]) -> Any:
+        """Put labels and fields before the fields of a result, as `keep` names them."""
         if not self._keep:
             return made
         if not isinstance(made, Mapping):
@@ -253,9 +280,20 @@ class Mapped(Dataset[Any]):
                 f"keep= adds fields to those of fn, which returned {base.described(made)}; let it return a dict",
                 option="keep",
             )
-        return {
-            name: labels[name] if name in labels else convert(sample[name]) for name in self._keep
-        } | dict(made)
+        return {name: kept[name] for name in self._keep} | dict(made)
+
+
+class _KeptVersions:
+    """Versions of samples by what `keep` takes along, beside those that their source tells, if it does."""
+
+    def __init__(self, mapped: Mapped, told: Any) -> None:
+        self._mapped, self._told = mapped, told
+
+    def sample_version(self, index: int) -> tuple[Any, ...]:
+        """Return the version of a sample."""
+        is_told = self._told is not None and writer.has_method(self._told, "sample_version")
+        own = [self._told.sample_version(index)] if is_told else []
+        return (*own, *self._mapped.kept_at(index))
 
 
 class MappedBatches(Mapped):
@@ -287,26 +325,31 @@ class MappedBatches(Mapped):
         return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
+        return self._joined(indices, [(bucket, self._call(bucket.batch)) for bucket in self.read(indices)])
 
     def read(self, indices: list[int]) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
         whole = [*range(len(indices))]
-        if isinstance(self.source, Readable):
+        if isinstance(self.source, Readable) and not self._fields:
             with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
-                return [(whole, self.source.batch(self._positions(indices)))]
+                return [Bucket(whole, self.source.batch(self._positions(indices)), {})]
         many = getattr(self.source, "__getitems__", None)  # as a DataLoader asks
         indices = self._positions(indices)
         samples = [self.source[index] for index in indices] if many is None else many(indices)
         with suppress(RuntimeError, KeyError):
-            return [(whole, default_collate(samples))]
+            return [self._bucket(whole, samples)]
         by_shape: dict[Any, list[int]] = {}
         for position, sample in enumerate(samples):
             by_shape.setdefault(_shape(sample), []).append(position)
-        return [
-            (positions, default_collate([samples[position] for position in positions]))
-            for positions in by_shape.values()
-        ]
+        return [self._bucket(positions, samples) for positions in by_shape.values()]
+
+    def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
+        """Collate some samples. The fields to keep are taken of the samples: collated, a tuple is transposed."""
+        samples = [samples[position] for position in positions]
+        batch = default_collate(samples)
+        return Bucket(
+            positions, batch, {name: _column([sample[name] for sample in samples]) for name in self._fields}
+        )
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
@@ -321,22 +364,21 @@ class MappedBatches(Mapped):
 
     def _joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
         """Return the results of the buckets of a batch, with the fields that are kept: columns, or a list."""
-        made = [
-            self._columns([indices[k] for k in positions], batch, one) for (positions, batch), one in results
-        ]
+        made = [self._columns(indices, bucket, one) for bucket, one in results]
         if len(made) == 1:
             return made[0]
-        positions = [position for (positions, _), _ in results for position in positions]
+        positions = [position for bucket, _ in results for position in bucket.positions]
         samples = [sample for one in made for sample in _samples(one)]
         return [samples[k] for k in np.argsort(positions)]
 
-    def _columns(self, indices: list[int], batch: Any, made: Any) -> Any:
+    def _columns(self, indices: list[int], bucket: Bucket, made: Any) -> Any:
+        indices = [indices[position] for position in bucket.positions]
         columns = _plain(made)
         columns = (
             list(columns) if isinstance(columns, torch.Tensor | np.ndarray) and columns.ndim else columns
         )
         _check_count(columns, len(indices))
-        return self._with_kept(columns, self._labels_of(indices), batch, _plain_numbers)
+        return self._with_kept(columns, self._labels_of(indices) | bucket.kept)
 
     @property
     def __edcache_stream__(self) -> Stream | None:
@@ -425,7 +467,7 @@ class MappedBatches(Mapped):
 
     def _launched(self, buckets: list[Bucket]) -> list[tuple[Bucket, Pending]]:
         try:
-            return [(bucket, self._launch(bucket[1])) for bucket in buckets]
+            return [(bucket, self._launch(bucket.batch)) for bucket in buckets]
         except Exception:  # noqa: BLE001 - the sample raises it again when the caller tries halves
             return []
 
@@ -489,9 +531,11 @@ def _plain(made: Any) -> Any:
     return tuple(_plain(value) for value in made) if type(made) is tuple else made
 
 
-def _plain_numbers(column: Any) -> Any:
-    """Turn a collated tensor of numbers, one of each sample, into a list of Python numbers."""
-    return column.tolist() if isinstance(column, torch.Tensor) and column.ndim == 1 else column
+def _column(values: list[Any]) -> Any:
+    """Join tensors that are alike, which then travel between processes as one; other values stay a list."""
+    is_alike = all(type(value) is torch.Tensor for value in values)
+    is_alike = is_alike and len({(value.dtype, value.shape, value.layout) for value in values}) == 1
+    return torch.stack(values) if is_alike else values
 
 
 def _shape(sample: Any) -> Any:

@@ -12,6 +12,7 @@ import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -895,6 +896,104 @@ def test_a_named_key_stands_for_what_the_function_reads(tmp_path, form):
     assert run(rows, keep="picture") == ["a", "a", "bb", "bb"]
     ds = mapped(embed, source(rows), tmp_path / "1.zip", key="prompt", keep="picture")
     assert [sample["picture"] for sample in ds] == [1, 2, 3, 4]
+
+
+class Pictures(Dataset):
+    """Pictures with prompts, which repeat."""
+
+    def __init__(self, numbers=range(6)):
+        self.numbers = list(numbers)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, index):
+        image = torch.ones(2 + index % 2) * index
+        return {"prompt": ["a cat", "a dog"][index % 2], "number": self.numbers[index], "image": image}
+
+
+def prompt_lengths(batch):
+    return {"length": [len(prompt) for prompt in batch["prompt"]]}
+
+
+@pytest.mark.parametrize("form", ["a dataset", "a view with a transform", "a joined view"])
+def test_samples_of_one_key_that_keep_something_else_are_not_one(tmp_path, form):
+    class Labelled(Pictures):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "label": index}
+
+    def source(numbers):
+        if form == "a dataset":
+            return Labelled(numbers)
+        ds = CachedDataset(
+            Labelled(numbers),
+            tmp_path / "s.zip",
+            in_memory_keys=["label"],
+            keep_existing=False,
+            progress=False,
+        )
+        if form == "a joined view":
+            return edcache.zip_fields(ds.select("prompt", "label"), ds.select("number", "image"))
+        return ds.with_transform(lambda sample: {**sample, "extra": 1})
+
+    def run(numbers, **options):
+        ds = mapped(prompt_lengths, source(numbers), tmp_path / "m.zip", key="prompt", **options)
+        assert [sample["number"] for sample in ds] == numbers
+        assert [sample["label"] for sample in ds] == [*range(6)]
+
+    run([5, 6, 7, 8, 9, 10], keep=["number", "label"])
+    run([5, 6, 7, 8, 9, 11], keep=["number", "label"])
+    ds = mapped(prompt_lengths, source([7] * 6), tmp_path / "i.zip", key="prompt", keep="image")
+    assert all(torch.equal(sample["image"], torch.ones(2 + k % 2) * k) for k, sample in enumerate(ds))
+    if form != "a dataset":  # of a label alone, which stays one
+        ds = mapped(prompt_lengths, source([7] * 6), tmp_path / "l.zip", key="prompt", keep="label")
+        assert ds.labels["label"].tolist() == [*range(6)]
+
+
+class Shapes(Dataset):
+    """Samples of two shapes with fields of every kind."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {
+            "x": torch.ones(2 + index % 2) * index,
+            "image": torch.full((2, 2), index),
+            "array": np.full(3, index, np.int16),
+            "text": f"text {index}",
+            "number": index,
+            "box": (index, index + 1, index + 2, float(index)),
+            "tree": {"inner": torch.tensor(index), "names": [f"a{index}", f"b{index}"]},
+        }
+
+
+FIELDS = ["image", "array", "text", "number", "box", "tree"]
+
+
+def changing(batch):
+    """Change its input in place, all of it."""
+    for name in FIELDS:
+        field = batch.pop(name)
+        fields = [*field.values()] if isinstance(field, dict) else [field]
+        for part in fields:
+            if isinstance(part, torch.Tensor | np.ndarray):
+                part *= -1
+            elif isinstance(part, list):
+                part.clear()
+    return {"y": [x.sum() for x in batch["x"]] if batch["x"].ndim > 1 else batch["x"].sum()}
+
+
+@pytest.mark.parametrize("form", ["a dataset", "a cache"])
+@pytest.mark.parametrize("options", [*WAYS.values(), {"batch_size": None}], ids=str)
+def test_keep_takes_what_the_source_gave(tmp_path, form, options):
+    source = Shapes()
+    if form == "a cache":
+        source = CachedDataset(source, tmp_path / "s.zip", progress=False)
+    ds = mapped(changing, source, tmp_path / "m.zip", keep=FIELDS, **{"batch_size": 4} | options)
+    for index, sample in enumerate(ds):
+        given = Shapes()[index]
+        assert same(sample, {name: given[name] for name in FIELDS} | {"y": given["x"].sum()})
 
 
 @pytest.mark.parametrize(
