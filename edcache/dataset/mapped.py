@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy, deepcopy
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -30,13 +32,8 @@ from edcache.writer import After, Before, Stream
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
-class Bucket(NamedTuple):
-    """Samples of one shape in a batch: their positions in it, the samples collated, and fields of them to keep."""
-
-    positions: list[int]
-    batch: Any
-    kept: dict[str, Any]
+Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
+"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -246,7 +243,8 @@ class Mapped(Dataset[Any]):
         if name.startswith("sample_version"):
             told = source_versions(self.source, self._labels)
             if self._keep and self._key is not None and not isinstance(told, RecordVersions):
-                told = _KeptVersions(self, told)
+                own = told if told is not None and writer.has_method(told, name) else None
+                told = SimpleNamespace(sample_version=partial(self._kept_version, own))
         if told is None or not writer.has_method(told, name):
             raise AttributeError(name)
         return getattr(told, name)
@@ -263,13 +261,14 @@ class Mapped(Dataset[Any]):
         rows = self.source.labels.take(np.array(indices))
         return {name: rows.to_list(name) for name in self._labels}
 
-    def kept_at(self, index: int) -> list[Any]:
-        """Describe what `keep` takes of a sample."""
+    def _kept_version(self, told: Any, index: int) -> list[Any]:
+        """Return the version of a sample: the one that an object tells, or None, and what `keep` takes of it."""
         kept = {name: values[0] for name, values in self._labels_of([index]).items()}
         if self._fields:
             sample = self.source[self._positions([index])[0]]
             kept |= {name: writer.described(sample[name]) for name in self._fields}
-        return [kept[name] for name in self._keep]
+        own = [] if told is None else [told.sample_version(index)]
+        return [*own, *(kept[name] for name in self._keep)]
 
     def _with_kept(self, made: Any, kept: dict[str, Any]) -> Any:
         """Put labels and fields before the fields of a result, as `keep` names them."""
@@ -281,19 +280,6 @@ class Mapped(Dataset[Any]):
                 option="keep",
             )
         return {name: kept[name] for name in self._keep} | dict(made)
-
-
-class _KeptVersions:
-    """Versions of samples by what `keep` takes along, beside those that their source tells, if it does."""
-
-    def __init__(self, mapped: Mapped, told: Any) -> None:
-        self._mapped, self._told = mapped, told
-
-    def sample_version(self, index: int) -> tuple[Any, ...]:
-        """Return the version of a sample."""
-        is_told = self._told is not None and writer.has_method(self._told, "sample_version")
-        own = [self._told.sample_version(index)] if is_told else []
-        return (*own, *self._mapped.kept_at(index))
 
 
 class MappedBatches(Mapped):
@@ -325,17 +311,15 @@ class MappedBatches(Mapped):
         return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        return self._joined(indices, [(bucket, self._call(bucket.batch)) for bucket in self.read(indices)])
+        return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
 
     def read(self, indices: list[int]) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
         whole = [*range(len(indices))]
         if isinstance(self.source, Readable) and not self._fields:
             with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
-                return [Bucket(whole, self.source.batch(self._positions(indices)), {})]
-        many = getattr(self.source, "__getitems__", None)  # as a DataLoader asks
-        indices = self._positions(indices)
-        samples = [self.source[index] for index in indices] if many is None else many(indices)
+                return [(whole, self.source.batch(self._positions(indices)), {})]
+        samples = writer.samples_at(self.source, self._positions(indices))
         with suppress(RuntimeError, KeyError):
             return [self._bucket(whole, samples)]
         by_shape: dict[Any, list[int]] = {}
@@ -346,10 +330,8 @@ class MappedBatches(Mapped):
     def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
         """Collate some samples. The fields to keep are taken of the samples: collated, a tuple is transposed."""
         samples = [samples[position] for position in positions]
-        batch = default_collate(samples)
-        return Bucket(
-            positions, batch, {name: _column([sample[name] for sample in samples]) for name in self._fields}
-        )
+        kept = {name: _column([sample[name] for sample in samples]) for name in self._fields}
+        return positions, default_collate(samples), kept
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
@@ -367,18 +349,19 @@ class MappedBatches(Mapped):
         made = [self._columns(indices, bucket, one) for bucket, one in results]
         if len(made) == 1:
             return made[0]
-        positions = [position for bucket, _ in results for position in bucket.positions]
+        positions = [position for (positions, *_), _ in results for position in positions]
         samples = [sample for one in made for sample in _samples(one)]
         return [samples[k] for k in np.argsort(positions)]
 
     def _columns(self, indices: list[int], bucket: Bucket, made: Any) -> Any:
-        indices = [indices[position] for position in bucket.positions]
+        positions, _, kept = bucket
+        indices = [indices[position] for position in positions]
         columns = _plain(made)
         columns = (
             list(columns) if isinstance(columns, torch.Tensor | np.ndarray) and columns.ndim else columns
         )
         _check_count(columns, len(indices))
-        return self._with_kept(columns, self._labels_of(indices) | bucket.kept)
+        return self._with_kept(columns, self._labels_of(indices) | kept)
 
     @property
     def __edcache_stream__(self) -> Stream | None:
@@ -467,7 +450,7 @@ class MappedBatches(Mapped):
 
     def _launched(self, buckets: list[Bucket]) -> list[tuple[Bucket, Pending]]:
         try:
-            return [(bucket, self._launch(bucket.batch)) for bucket in buckets]
+            return [(bucket, self._launch(bucket[1])) for bucket in buckets]
         except Exception:  # noqa: BLE001 - the sample raises it again when the caller tries halves
             return []
 

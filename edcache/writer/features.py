@@ -145,8 +145,8 @@ def has_method(source: Any, name: str) -> bool:
 def _getitems(source: Any) -> Ask | None:
     """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
 
-    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`. Batches of a table
-    of `datasets` may have other types than its rows.
+    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`, nor if one of torch's
+    own calls what has the name there. Batches of a table of `datasets` may have other types than its rows.
     """
     datasets: Any = sys.modules.get("datasets")
     if datasets is not None and isinstance(source, datasets.Dataset):
@@ -154,7 +154,7 @@ def _getitems(source: Any) -> Ask | None:
     for kind in type(source).__mro__:
         if "__getitems__" in vars(kind):
             ask: Ask = source.__getitems__
-            return ask
+            return None if kind.__module__.startswith("torch.utils.data.") else ask
         if "__getitem__" in vars(kind):
             return None
     return None

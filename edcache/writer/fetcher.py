@@ -98,10 +98,21 @@ class Fetcher:
             self._after(1, self._builder.nbytes - nbytes)
 
 
+def samples_at(source: Any, indices: list[int]) -> list[Any]:
+    """Read samples of a source: several by one call if it gives batches, one by `source[index]`.
+
+    Raises: SourceError, it gives another number of samples; as the source does.
+    """
+    ask, _ = batches_of(source)
+    if ask is None or len(indices) == 1:
+        return [source[index] for index in indices]
+    return [*_rows(_counted(ask(indices), len(indices)))]
+
+
 def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
     """Compute samples, in batches if the source gives them. Raises: SourceError, for one that raises.
 
-    Yields: a sample, which the source may change when it is asked for the next one.
+    Yields: each sample; the source may change it while it computes the next one.
     """
     ask, _ = batches_of(job.source)
     if ask is None:
@@ -111,7 +122,7 @@ def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
         if made is None:
             yield job.compute(*part)
         else:
-            yield from made if isinstance(made, list) else map(made.at, range(made.count))
+            yield from _rows(made)
 
 
 def _parts(
@@ -148,6 +159,10 @@ def _parts(
         yield from _parts(path, ask, indices[half:], before, after)
     else:
         yield from (([index], None) for index in indices)
+
+
+def _rows(made: Columns | list[Any]) -> Iterator[Any]:
+    return iter(made) if isinstance(made, list) else map(made.at, range(made.count))
 
 
 def _is_want_of_memory(error: Exception) -> bool:

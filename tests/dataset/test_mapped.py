@@ -17,10 +17,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, StackDataset, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
+from edcache.writer import features
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
@@ -948,6 +949,92 @@ def test_samples_of_one_key_that_keep_something_else_are_not_one(tmp_path, form)
     if form != "a dataset":  # of a label alone, which stays one
         ds = mapped(prompt_lengths, source([7] * 6), tmp_path / "l.zip", key="prompt", keep="label")
         assert ds.labels["label"].tolist() == [*range(6)]
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+    def __getitems__(self, indices):
+        with open(self.log, "a") as file:
+            file.write(f"{len(indices)}\n")
+        return [{"x": index} for index in indices]
+
+
+class Added(Numbers):
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index)["x"] + 100}
+
+
+class Wrapper(Dataset):
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __len__(self):
+        return len(self._inner)
+
+    def __getitem__(self, index):
+        return {"x": self._inner[index]["x"] + 100}
+
+    def __getattr__(self, name):
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class Whole(Numbers):
+    def __getitems__(self, indices):
+        return {"x": torch.tensor(indices)}
+
+
+class Own(Subset):
+    """A subclass of torch's class, which asks a dataset for whatever has the name `__getitems__`."""
+
+
+class Short(Numbers):
+    def __getitems__(self, indices):
+        return super().__getitems__(indices)[1:]
+
+
+SOURCES = {
+    "batches": (lambda: Numbers(), 0, True),
+    "columns": (lambda: Whole(), 0, False),
+    "one by one": (lambda: Added(), 100, False),
+    "a wrapper": (lambda: Wrapper(Numbers()), 100, False),
+    "a subset of batches": (lambda: Subset(Numbers(), range(8)), 0, True),
+    "a subset": (lambda: Subset(Added(), range(8)), 100, False),
+    "a subset of a wrapper": (lambda: Subset(Wrapper(Numbers()), range(8)), 100, False),
+    "a class of its own": (lambda: Own(Added(), range(8)), 100, False),
+    "a stack": (lambda: StackDataset(x=Added()), 100, False),
+    "a wrong number": (lambda: Short(), 0, None),
+}
+
+
+@a_batch_raises
+@pytest.mark.parametrize("options", [{}, {"devices": "cpu", "num_workers": 1}], ids=str)
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_is_asked_for_batches_as_any_fill_asks_it(tmp_path, monkeypatch, name, options):
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setattr(Numbers, "log", log, raising=False)
+    make, more, in_batches = SOURCES[name]
+
+    def number(sample):
+        return sample["x"] if isinstance(sample["x"], int | torch.Tensor) else number(sample["x"])
+
+    ds = mapped(lambda batch: {"y": number(batch) * 1}, make(), tmp_path / "m.zip", batch_size=4, **options)
+    assert [int(sample["y"]) for sample in ds] == [k + more for k in range(8)]
+    assert in_batches is None or (log.read_text() != "") == in_batches
+    stored = CachedDataset(make(), tmp_path / "c.zip", batch_size=4, progress=False)
+    assert [int(number(sample)) for sample in stored] == [k + more for k in range(8)]
+
+
+def test_a_stack_of_torch_is_asked_for_samples():
+    """Its `__getitems__` asks its datasets for whatever has that name."""
+    assert features.batches_of(StackDataset(Numbers())) == (None, False)
 
 
 class Shapes(Dataset):
