@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -93,12 +93,13 @@ class KeyedCache:
         """
         return self.get_many([key], lambda missing: [create()])[0]
 
-    def get_many(self, keys: Sequence[Any], create: Callable[[list[Any]], Sequence[V]]) -> list[V]:
+    def get_many(self, keys: Iterable[Any], create: Callable[[list[Any]], Iterable[V]]) -> list[V]:
         """Return the values of keys, in their order; the missing ones are computed and stored together.
 
         create: a function of the list of missing keys, each once, that returns their values in the same order.
         While it computes more than 1,024, other processes wait with values of theirs.
         """
+        keys = list(keys)
         archive, stored = self._archive(), stored_keys(keys)
         found = archive.find(stored)
         if None in found:
@@ -280,7 +281,7 @@ class _Archive:
             record = memoryview(codec.decompress(record))
         return decoder.decode(record, copy=True)
 
-    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Sequence[Any]]) -> None:
+    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
         claims = sorted({int(hashed) % _CLAIMS for hashed in format.key_hashes(given)[:, 0].tolist()})
         with self._claims.holding(claims):
@@ -413,8 +414,9 @@ class Memoized(Generic[V]):
         """Return the kept result for an argument, or compute it."""
         return self.cache.get_or_create(self._key(argument), lambda: self._function(argument))
 
-    def many(self, arguments: Sequence[Any]) -> list[V]:
+    def many(self, arguments: Iterable[Any]) -> list[V]:
         """Return the results for several arguments; missing ones are computed one by one, and stored together."""
+        arguments = list(arguments)
         by_key = {self._key(argument): argument for argument in arguments}
 
         def create(missing: list[Any]) -> list[V]:

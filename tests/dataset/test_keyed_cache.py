@@ -245,6 +245,26 @@ def test_memoize(path):
         make(version=2)("ab")
 
 
+@pytest.mark.parametrize(
+    "form",
+    [list, tuple, iter, lambda keys: (key for key in keys), lambda keys: map(str, keys), dict.fromkeys],
+    ids=["list", "tuple", "iterator", "generator", "map", "dict"],
+)
+def test_keys_may_come_from_any_iterable(path, tmp_path, form):
+    @edcache.memoize(tmp_path / "m.zip")
+    def shouted(text):
+        return text.upper()
+
+    for _ in range(2):
+        assert KeyedCache(path).get_many(form("abc"), lambda missing: [*map(str.upper, missing)]) == [*"ABC"]
+        assert shouted.many(form("abc")) == [*"ABC"]
+    assert shouted.many(filter(str.isalpha, "a-b")) == [*"AB"]
+    with KeyedCache(path) as cache:
+        cache.close(seal=True)
+    assert CachedDataset.from_cache(path).indices_of(form("cb")).tolist() == [2, 1]
+    assert KeyedCache(path).get_many(["d", "e"], lambda missing: map(str.upper, missing)) == [*"DE"]
+
+
 def test_threads_compute_each_value_once(path):
     cache, create = KeyedCache(path), Created()
 
