@@ -252,7 +252,8 @@ class FillOptions(Options):
             encoded samples, and this process writes them; they need not see its disk.
         batch_size: the number of samples in a call of the source's `__getitems__`, if it has one; a killed process
             loses one such batch. `__getitems__(indices)` returns a list of samples, or a dict or tuple of columns. If
-            it raises, halves of the batch are tried, down to the sample that raises. None takes up to 64.
+            there is no memory for a batch, its halves are tried; if it raises otherwise, each sample alone. None takes
+            up to 64.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes and log
             files get a line now and then. A function is called with (samples present, all samples) instead.
         on_error: the treatment of a sample that cannot be computed. "raise" ends the fill. "skip" records the failure

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from edcache.base import OptionError, shown
@@ -94,8 +95,7 @@ class OnDevice:
         with torch.no_grad():
             if self._device.type != "cuda":
                 began = time.perf_counter()
-                made = self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device)))
-                made = _map_tensors(made, torch.Tensor.cpu)
+                made = taken(self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device))))
                 self.busy += time.perf_counter() - began
                 return Pending(self, made)
             with torch.cuda.device(self._device):
@@ -105,7 +105,7 @@ class OnDevice:
                     _map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
                 )
                 # Into pinned memory, while the device goes on.
-                made = _map_tensors(made, lambda tensor: tensor.to("cpu", non_blocking=True))
+                made = taken(made, non_blocking=True)
                 arrived.record()
                 return Pending(self, made, (begun, arrived))
 
@@ -127,10 +127,25 @@ class Pending:
         return self._made
 
 
+def taken(made: Any, *, non_blocking: bool = False) -> Any:
+    """Copy tensors and arrays of a tree to the CPU, out of the buffers that a function may use for its next result.
+
+    non_blocking: from a GPU the copies arrive later, before what it computes next.
+    """
+    return _map_tensors(
+        made,
+        lambda tensor: (
+            tensor.clone() if tensor.device.type == "cpu" else tensor.to("cpu", non_blocking=non_blocking)
+        ),
+    )
+
+
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Copy a tree of dicts, lists and tuples with other tensors."""
+    """Copy a tree of dicts, lists, tuples and arrays with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
+    if isinstance(value, np.ndarray | bytearray):
+        return value.copy()
     if isinstance(value, Mapping):
         return {key: _map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -35,6 +36,11 @@ _MOST_LOCKS = 1 << 10
 # A seal takes 65 bytes of the file for each value, a chunk 4 KiB or more; opening reads a chunk behind the seal in
 # 0.1 ms. Of values that are added one by one, the seals then take about as much as the chunks, and opening 0.1 s.
 _VALUES_OF_A_CHUNK, _MOST_BEHIND = 100, 1000
+# The longest wait for a value while this thread computes others, where these may wait for each other in a circle; and
+# the time between two looks.
+_SECONDS, _POLL_SECONDS = 3.0, 0.05
+# `begun`: path and key of each value that this thread computes.
+_of_thread = threading.local()
 
 
 class _Found(NamedTuple):
@@ -60,7 +66,8 @@ class KeyedCache:
     A key is text, bytes, an int or a tuple; all keys of an archive are of one type. A value is anything that a sample
     may be.
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
-    stores what it computed before it returns; a killed process loses the values that it computes.
+    stores what it computed before it returns; a killed process loses the values that it computes. A value that another
+    one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
     Cost: a new value takes some 8 KiB of the file beside its bytes; values of one `get_many` share them.
 
     >>> cache = edcache.KeyedCache("embeddings.zip")
@@ -89,16 +96,17 @@ class KeyedCache:
     def get_or_create(self, key: Any, create: Callable[[], V]) -> V:
         """Return the value of a key; if there is none, compute and store it, or wait for the process that does.
 
-        Raises: SourceError, `create` raised.
+        Raises: SourceError, `create` raised. RecursionError, it asks for the value of this key.
         """
         return self.get_many([key], lambda missing: [create()])[0]
 
-    def get_many(self, keys: Sequence[Any], create: Callable[[list[Any]], Sequence[V]]) -> list[V]:
+    def get_many(self, keys: Iterable[Any], create: Callable[[list[Any]], Iterable[V]]) -> list[V]:
         """Return the values of keys, in their order; the missing ones are computed and stored together.
 
         create: a function of the list of missing keys, each once, that returns their values in the same order.
-        While it computes more than 1,024, other processes wait with values of theirs.
+        While it computes more than 1,024, other processes wait with values of theirs. Raises: as `get_or_create`.
         """
+        keys = list(keys)
         archive, stored = self._archive(), stored_keys(keys)
         found = archive.find(stored)
         if None in found:
@@ -280,55 +288,76 @@ class _Archive:
             record = memoryview(codec.decompress(record))
         return decoder.decode(record, copy=True)
 
-    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Sequence[Any]]) -> None:
+    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
+        begun: set[tuple[str, Key]] = vars(_of_thread).setdefault("begun", set())
+        for key in given:
+            if (self._path, key) in begun:
+                shown = shown_key(given[key])
+                raise RecursionError(f"{self._path}: {shown}: computing its value asks for this value")
         claims = sorted({int(hashed) % _CLAIMS for hashed in format.key_hashes(given)[:, 0].tolist()})
         with self._claims.holding(claims):
-            there = self.find([*given])
-            missing = [key for key, one in zip(given, there, strict=True) if one is None]
+            missing = self._missing(given)
             if not missing:
                 return
+            own = {(self._path, key) for key in missing}
+            begun |= own
             try:
                 values = list(create([given[key] for key in missing]))
+            except RecursionError:
+                raise
             except Exception as error:
                 raise SourceError(
                     f"{self._path}: {shown_key(given[missing[0]])}: {type(error).__name__}: {error}",
                     path=self._path,
                 ) from error
+            finally:
+                begun -= own
             if len(values) != len(missing):
                 raise OptionError(
                     f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
                 )
-            with self._turn:
-                self._adding[:] = missing
-                try:
-                    for number, value in enumerate(values):
-                        self._builder.add(number, value)
-                except BaseException:
-                    self._builder.discard()
-                    raise
-                self._builder.publish(self._appender, continues=True)
-                self._look()
+            self._store(dict(zip(missing, values, strict=True)))
+
+    def _missing(self, keys: Iterable[Key]) -> list[Key]:
+        keys = list(keys)
+        return [key for key, one in zip(keys, self.find(keys), strict=True) if one is None]
+
+    def _store(self, values: dict[Key, Any]) -> None:
+        """Append values, but none that is there by now: a call that did not wait for a claim may have made it, too."""
+        with self._turn:
+            self._adding[:] = self._missing(values)
+            try:
+                for number, key in enumerate(self._adding):
+                    self._builder.add(number, values[key])
+            except BaseException:
+                self._builder.discard()
+                raise
+            self._builder.publish(self._appender, continues=True)
+            self._look()
 
 
 class _Claims:
     """Claims of the keys whose values threads and processes compute; the kernel frees them with their process.
 
     The kernel's locks are of the process: its threads wait for each other here. All take claims in rising order, so
-    that two that wait for each other's cannot be. The lock of all claims comes before the first one: other processes
-    wait for it, and threads of this one go on.
+    that two that wait for each other's cannot be. A value that is made of others breaks that order: its thread waits
+    some seconds for claims below its own, and then goes on without. The lock of all claims comes before the first
+    one: other processes wait for it, and threads of this one go on.
     """
 
     def __init__(self, file: File) -> None:
         self._file = file
         self._turn = threading.Condition()
-        self._held: set[int] = set()
+        self._held: dict[
+            int, tuple[threading.Thread, object]
+        ] = {}  # by claim the call that has it, with its thread
         self._wholes = 0  # calls that rely on the lock of all claims
 
     @contextmanager
     def holding(self, claims: list[int]) -> Iterator[None]:
         """Hold claims, which rise, for the block."""
-        held: list[int] = []
+        call = threading.current_thread(), object()
         has_all = False
         try:
             if len(claims) > _MOST_LOCKS:
@@ -336,17 +365,32 @@ class _Claims:
             elif not self._held:
                 with self._file.locked(_QUEUE):
                     pass
+            with self._turn:
+                last = max((claim for claim, held in self._held.items() if held[0] is call[0]), default=-1)
+            limit = time.monotonic() + _SECONDS
             for claim in claims:
-                with self._turn:
-                    while claim in self._held:
-                        self._turn.wait()
-                    self._held.add(claim)
-                held.append(claim)
-                if not has_all:
-                    self._file.lock(format.LOCK_CLAIM + claim)
+                self._take(claim, call, has_all, None if claim > last else limit)
             yield
         finally:
-            self._free(held, has_all)
+            self._free(call, claims, has_all)
+
+    def _take(
+        self, claim: int, call: tuple[threading.Thread, object], has_all: bool, limit: float | None
+    ) -> None:
+        """Wait for a claim, until `limit` at the longest. A thread that has ended holds none."""
+        with self._turn:
+            while (held := self._held.get(claim)) is not None and held[0].is_alive():
+                if limit is not None and time.monotonic() > limit:
+                    return
+                self._turn.wait(_POLL_SECONDS)
+            self._held[claim] = call
+        place = format.LOCK_CLAIM + claim
+        if limit is None and not has_all:
+            self._file.lock(place)
+        while not has_all and limit is not None and not self._file.try_lock(place):
+            if time.monotonic() > limit:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _takes_all(self) -> bool:
         """Lock all claims at once; False if this process holds some: others may wait for these meanwhile."""
@@ -374,9 +418,11 @@ class _Claims:
                 self._free_others()
         return is_whole
 
-    def _free(self, held: list[int], has_all: bool) -> None:
+    def _free(self, call: tuple[threading.Thread, object], claims: list[int], has_all: bool) -> None:
         with self._turn:
-            self._held.difference_update(held)
+            held = [claim for claim in claims if self._held.get(claim) is call]
+            for claim in held:
+                del self._held[claim]
             self._turn.notify_all()
             self._wholes -= has_all
             if has_all:
@@ -413,8 +459,9 @@ class Memoized(Generic[V]):
         """Return the kept result for an argument, or compute it."""
         return self.cache.get_or_create(self._key(argument), lambda: self._function(argument))
 
-    def many(self, arguments: Sequence[Any]) -> list[V]:
+    def many(self, arguments: Iterable[Any]) -> list[V]:
         """Return the results for several arguments; missing ones are computed one by one, and stored together."""
+        arguments = list(arguments)
         by_key = {self._key(argument): argument for argument in arguments}
 
         def create(missing: list[Any]) -> list[V]:

@@ -8,8 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -17,21 +19,21 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from edcache import base, storage, writer
-from edcache.base import CacheOptions, EdcacheError, OptionError, takes
+from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
+from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable
-from edcache.dataset.keys import source_keys, source_versions
+from edcache.dataset.keys import RecordVersions, source_keys, source_versions
 from edcache.dataset.transforms import Draw
 from edcache.writer import After, Before, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Bucket: TypeAlias = tuple[list[int], Any]
-"""Samples of one shape in a batch: their positions in it, and the samples collated."""
+Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
+"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -55,22 +57,23 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             nn.Module must be in evaluation mode. Gradients are off.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
-            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
-            for want of memory, halves of the batch are tried, down to the sample that raises.
+            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If there is no
+            memory for a batch, its halves are tried. If `fn` raises for another reason, each sample is tried alone.
         devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
             this rank. One process computes on each. `fn` is then an nn.Module, which is moved to the device, or a
             function of the device that returns the function of a batch. Batches are moved to the device, and results
             back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
-            stays a label. Numbers, which were collated, are kept as Python numbers.
+            stays a label. A field is kept as `source` gave it, also if `fn` changes its input.
         key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
-            equal key are computed once, unless `keep` takes something of each along. The default is
+            equal key are computed once, unless `keep` takes another value of each along. The default is
             `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
         keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
     Returns:
         A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` is not called.
     Raises:
+        OptionError: `fn` returned another number of results than a batch has samples, before any is stored.
         SourceError, StaleCacheError: as `CachedDataset`. `fn` with the values that it holds, as the weights of a
             module, `source`, `keep` and `version` identify the results.
 
@@ -171,13 +174,23 @@ class Mapped(Dataset[Any]):
     variables, and the values of labels that are kept, which may change while the samples stay.
     """
 
-    __edcache_ignore__ = "_keep", "_labels", "_key", "_devices", "_readers", "_on_device", "_progress"
+    __edcache_ignore__ = (
+        "_keep",
+        "_labels",
+        "_fields",
+        "_key",
+        "_devices",
+        "_readers",
+        "_on_device",
+        "_progress",
+    )
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
         self.fn, self.source, self.version = fn, source, version
         self._keep, self._labels, self._key = keep, labels, key
+        self._fields = [name for name in keep if name not in labels]
         self.keep = ", ".join(keep)
         for name, models in writer.models_of(fn).items():
             setattr(self, name, str(models))
@@ -189,10 +202,12 @@ class Mapped(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         sample = self.source[self._positions([index])[0]]
+        # Copies, as `fn` may change the sample.
+        kept = {name: deepcopy(taken(sample[name])) for name in self._fields}
+        kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
             made = self.fn(sample)
-        labels = {name: values[0] for name, values in self._labels_of([index]).items()}
-        return self._with_kept(made, labels, sample, lambda field: field)
+        return self._with_kept(made, kept)
 
     @property
     def sample_key(self) -> Any:
@@ -228,6 +243,9 @@ class Mapped(Dataset[Any]):
         told = source_keys(self.source, self._key)
         if name.startswith("sample_version"):
             told = source_versions(self.source, self._labels)
+            if self._keep and self._key is not None and not isinstance(told, RecordVersions):
+                own = told if told is not None and writer.has_method(told, name) else None
+                told = SimpleNamespace(sample_version=partial(self._kept_version, own))
         if told is None or not writer.has_method(told, name):
             raise AttributeError(name)
         return getattr(told, name)
@@ -244,8 +262,17 @@ class Mapped(Dataset[Any]):
         rows = self.source.labels.take(np.array(indices))
         return {name: rows.to_list(name) for name in self._labels}
 
-    def _with_kept(self, made: Any, labels: dict[str, Any], sample: Any, convert: Function) -> Any:
-        """Put labels, and converted fields of `sample`, before the fields of a result, as `keep` names them."""
+    def _kept_version(self, told: Any, index: int) -> list[Any]:
+        """Return the version of a sample: the one that an object tells, or None, and what `keep` takes of it."""
+        kept = {name: values[0] for name, values in self._labels_of([index]).items()}
+        if self._fields:
+            sample = self.source[self._positions([index])[0]]
+            kept |= {name: writer.described(sample[name]) for name in self._fields}
+        own = [] if told is None else [told.sample_version(index)]
+        return [*own, *(kept[name] for name in self._keep)]
+
+    def _with_kept(self, made: Any, kept: dict[str, Any]) -> Any:
+        """Put labels and fields before the fields of a result, as `keep` names them."""
         if not self._keep:
             return made
         if not isinstance(made, Mapping):
@@ -253,9 +280,7 @@ class Mapped(Dataset[Any]):
                 f"keep= adds fields to those of fn, which returned {base.described(made)}; let it return a dict",
                 option="keep",
             )
-        return {
-            name: labels[name] if name in labels else convert(sample[name]) for name in self._keep
-        } | dict(made)
+        return {name: kept[name] for name in self._keep} | dict(made)
 
 
 class MappedBatches(Mapped):
@@ -284,13 +309,7 @@ class MappedBatches(Mapped):
         return own
 
     def __getitem__(self, index: int) -> Any:
-        made = self.__getitems__([index])
-        samples = _samples(made)
-        if len(samples) != 1:
-            raise OptionError(
-                f"fn returned {base.described(made)}, {len(samples)} results, for a batch of one sample"
-            )
-        return samples[0]
+        return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
@@ -298,27 +317,28 @@ class MappedBatches(Mapped):
     def read(self, indices: list[int]) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
         whole = [*range(len(indices))]
-        if isinstance(self.source, Readable):
+        if isinstance(self.source, Readable) and not self._fields:
             with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
-                return [(whole, self.source.batch(self._positions(indices)))]
-        many = getattr(self.source, "__getitems__", None)  # as a DataLoader asks
-        indices = self._positions(indices)
-        samples = [self.source[index] for index in indices] if many is None else many(indices)
+                return [(whole, self.source.batch(self._positions(indices)), {})]
+        samples = writer.samples_at(self.source, self._positions(indices))
         with suppress(RuntimeError, KeyError):
-            return [(whole, default_collate(samples))]
+            return [self._bucket(whole, samples)]
         by_shape: dict[Any, list[int]] = {}
         for position, sample in enumerate(samples):
             by_shape.setdefault(_shape(sample), []).append(position)
-        return [
-            (positions, default_collate([samples[position] for position in positions]))
-            for positions in by_shape.values()
-        ]
+        return [self._bucket(positions, samples) for positions in by_shape.values()]
+
+    def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
+        """Collate some samples. The fields to keep are taken of the samples: collated, a tuple is transposed."""
+        samples = [samples[position] for position in positions]
+        kept = {name: _column([sample[name] for sample in samples]) for name in self._fields}
+        return positions, default_collate(samples), kept
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
             return self._launch(batch).result()
         with torch.no_grad():
-            return self.fn(batch)
+            return taken(self.fn(batch))
 
     def _launch(self, batch: Any) -> Pending:
         if self._on_device is None:
@@ -327,18 +347,22 @@ class MappedBatches(Mapped):
 
     def _joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
         """Return the results of the buckets of a batch, with the fields that are kept: columns, or a list."""
-        made = [
-            self._columns([indices[k] for k in positions], batch, one) for (positions, batch), one in results
-        ]
+        made = [self._columns(indices, bucket, one) for bucket, one in results]
         if len(made) == 1:
             return made[0]
-        positions = [position for (positions, _), _ in results for position in positions]
+        positions = [position for (positions, *_), _ in results for position in positions]
         samples = [sample for one in made for sample in _samples(one)]
         return [samples[k] for k in np.argsort(positions)]
 
-    def _columns(self, indices: list[int], batch: Any, made: Any) -> Any:
-        kept = self._with_kept(_plain(made), self._labels_of(indices), batch, _plain_numbers)
-        return list(kept) if isinstance(kept, torch.Tensor | np.ndarray) else kept
+    def _columns(self, indices: list[int], bucket: Bucket, made: Any) -> Any:
+        positions, _, kept = bucket
+        indices = [indices[position] for position in positions]
+        columns = _plain(made)
+        columns = (
+            list(columns) if isinstance(columns, torch.Tensor | np.ndarray) and columns.ndim else columns
+        )
+        _check_count(columns, len(indices))
+        return self._with_kept(columns, self._labels_of(indices) | kept)
 
     @property
     def __edcache_stream__(self) -> Stream | None:
@@ -468,6 +492,21 @@ def _samples(columns: Any) -> list[Any]:
     return [tree.at(k) for k in range(tree.count)]
 
 
+def _check_count(columns: Any, count: int) -> None:
+    """Raise OptionError unless the result of a function has a row for each of `count` samples."""
+    batch = f"for a batch of {count:,} sample{'s' * (count != 1)}"
+    try:
+        found = len(columns) if isinstance(columns, list) else Columns(columns).count
+    except (CodecError, OptionError) as error:
+        raise OptionError(f"fn returned {base.described(columns)} {batch}: {error}", option="fn") from error
+    if found != count:
+        raise OptionError(
+            f"fn returned {found:,} result{'s' * (found != 1)} {batch}; give one for each sample, "
+            "in the first dimension of each tensor",
+            option="fn",
+        )
+
+
 def _plain(made: Any) -> Any:
     """Turn the result of a library into columns: its own kind of dict into a dict, a nested tensor into a list."""
     if isinstance(made, torch.Tensor):
@@ -477,9 +516,11 @@ def _plain(made: Any) -> Any:
     return tuple(_plain(value) for value in made) if type(made) is tuple else made
 
 
-def _plain_numbers(column: Any) -> Any:
-    """Turn a collated tensor of numbers, one of each sample, into a list of Python numbers."""
-    return column.tolist() if isinstance(column, torch.Tensor) and column.ndim == 1 else column
+def _column(values: list[Any]) -> Any:
+    """Join tensors that are alike, which then travel between processes as one; other values stay a list."""
+    is_alike = all(type(value) is torch.Tensor for value in values)
+    is_alike = is_alike and len({(value.dtype, value.shape, value.layout) for value in values}) == 1
+    return torch.stack(values) if is_alike else values
 
 
 def _shape(sample: Any) -> Any:

@@ -84,11 +84,12 @@ class Samples(Readable[T_co]):
         """
         return self[int(self.indices_of([key])[0])]
 
-    def indices_of(self, keys: Sequence[str | bytes | int | tuple[Any, ...]]) -> Ints:
+    def indices_of(self, keys: Iterable[str | bytes | int | tuple[Any, ...]]) -> Ints:
         """Find the positions of samples by their keys: int64 [n], of each key the first. Raises: as `by_key`.
 
         Cost: some 2 microseconds a key; nothing is built, and of the mapped table the parts are read that it touches.
         """
+        keys = list(keys)
         positions = positions_of(self, keys)
         if len(positions) and positions.min() < 0:
             key = keys[int(np.argmin(positions))]

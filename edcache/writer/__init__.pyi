@@ -14,6 +14,7 @@ from .features import Stream as Stream
 from .features import by_items as by_items
 from .features import declared as declared
 from .features import has_method as has_method
+from .fetcher import samples_at as samples_at
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code

@@ -79,8 +79,14 @@ def batches_of(source: Any) -> tuple[Ask | None, bool]:
     """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
     if type(source) is Subset:
         inner, is_any = batches_of(source.dataset)
-        indices = source.indices
-        return inner and (lambda rows: inner([operator.index(indices[row]) for row in rows])), is_any
+        indices, count = source.indices, len(source.dataset) if is_any else 0  # type: ignore[arg-type]
+
+        def of_subset(rows: list[int]) -> Any:
+            chosen = [operator.index(indices[row]) for row in rows]
+            # A table of `datasets` takes none that count from its end.
+            return inner([row + count * (row < 0) for row in chosen])  # type: ignore[misc]
+
+        return inner and of_subset, is_any
     ask = _columns_of(source)
     return (_getitems(source), False) if ask is None else (ask, True)
 
@@ -139,8 +145,8 @@ def has_method(source: Any, name: str) -> bool:
 def _getitems(source: Any) -> Ask | None:
     """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
 
-    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`. Batches of a table
-    of `datasets` may have other types than its rows.
+    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`, nor if one of torch's
+    own calls what has the name there. Batches of a table of `datasets` may have other types than its rows.
     """
     datasets: Any = sys.modules.get("datasets")
     if datasets is not None and isinstance(source, datasets.Dataset):
@@ -148,7 +154,7 @@ def _getitems(source: Any) -> Ask | None:
     for kind in type(source).__mro__:
         if "__getitems__" in vars(kind):
             ask: Ask = source.__getitems__
-            return ask
+            return None if kind.__module__.startswith("torch.utils.data.") else ask
         if "__getitem__" in vars(kind):
             return None
     return None
@@ -181,8 +187,8 @@ def _columns_of(source: Any) -> Ask | None:
 
 def _run(rows: list[int]) -> slice | list[int]:
     """Rows that follow one another as a slice, which copies nothing."""
-    is_run = rows[-1] - rows[0] + 1 == len(rows)
-    return slice(rows[0], rows[-1] + 1) if is_run and rows[0] >= 0 else rows
+    is_run = rows[0] >= 0 and rows == [*range(rows[0], rows[0] + len(rows))]
+    return slice(rows[0], rows[-1] + 1) if is_run else rows
 
 
 def _is_data(feature: Any) -> bool:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from edcache import identity
-from edcache.base import EdcacheError, SourceError
+import torch
+
+from edcache import base, identity
+from edcache.base import EdcacheError, OptionError, SourceError
 from edcache.codec import Columns
 from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.builder import ChunkBuilder
 from edcache.writer.features import After, Ask, Before, batches_of, stream_of
-from edcache.writer.job import Job
+from edcache.writer.job import Job, text_of
+
+# Parts of the texts of errors that no exception class tells apart: of torch, CUDA, cuBLAS and XLA.
+_WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
+# Options of `map` whose errors are of the call, not of a sample.
+_OF_MAP: Final = "fn", "keep"
 
 
 class Fetcher:
@@ -56,32 +63,17 @@ class Fetcher:
             yield from self._compute(indices) if made is None else self._add(indices, made)
 
     def _compute(self, indices: list[int]) -> Iterator[int]:
-        """Add the samples of a batch; if the source raises, try its halves, down to the sample that raises."""
+        """Add the samples of a batch, by one call of the source if it can be."""
         if self._ask is None or self._job.suspects.intersection(indices):
-            for index in indices:
-                self._compute_one(index)
-                yield 1
-            return
-        made = self._made(indices, self._ask)
-        if made is not None:
-            yield from self._add(indices, made)
-        elif len(indices) == 1:
-            self._compute_one(indices[0])
-            yield 1
+            parts: Iterable[tuple[list[int], Columns | list[Any] | None]] = (([k], None) for k in indices)
         else:
-            half = len(indices) // 2
-            yield from self._compute(indices[:half])
-            yield from self._compute(indices[half:])
-
-    def _made(self, indices: list[int], ask: Ask) -> Columns | list[Any] | None:
-        """Ask for a batch; None if the source raises, or gives another number of samples."""
-        self._before(indices[0], len(indices))
-        try:
-            with suppress(Exception):  # by `source[index]`, the error names the sample
-                return _counted(ask(indices), len(indices))
-        finally:
-            self._after(0, 0)
-        return None
+            parts = _parts(self._job.path, self._ask, indices, self._before, self._after)
+        for part, made in parts:
+            if made is None:
+                self._compute_one(*part)
+                yield 1
+            else:
+                yield from self._add(part, made)
 
     def _add(self, indices: list[int], made: Columns | list[Any]) -> Iterator[int]:
         row = 0
@@ -109,36 +101,100 @@ class Fetcher:
             self._after(1, self._builder.nbytes - nbytes)
 
 
-def samples_of(job: Job, indices: list[int]) -> list[Any]:
-    """Compute samples, by one call of a source that gives batches. Raises: SourceError, for one that raises."""
+def samples_at(source: Any, indices: list[int]) -> list[Any]:
+    """Read samples of a source: several by one call if it gives batches, one by `source[index]`.
+
+    Raises: SourceError, it gives another number of samples; as the source does.
+    """
+    ask, _ = batches_of(source)
+    if ask is None or len(indices) == 1:
+        return [source[index] for index in indices]
+    return [*_rows(_counted(ask(indices), len(indices)))]
+
+
+def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
+    """Compute samples, in batches if the source gives them. Raises: SourceError, for one that raises.
+
+    Yields: each sample; the source may change it while it computes the next one.
+    """
     own_positions()
     ask, _ = batches_of(job.source)
-    if ask is not None:
-        with suppress(Exception):  # by `source[index]`, the error names the sample
-            made = _counted(ask(indices), len(indices))
-            if made is not None:
-                return made if isinstance(made, list) else [made.at(row) for row in range(made.count)]
-    return [job.compute(index) for index in indices]
+    if ask is None:
+        yield from map(job.compute, indices)
+        return
+    for part, made in _parts(job.path, ask, indices):
+        if made is None:
+            yield job.compute(*part)
+        else:
+            yield from _rows(made)
 
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample at least so many times, alone and, if the source gives batches, in one; see `recompute`."""
-    ways = [lambda: job.source[index], lambda: _in_batch(job, index)]
+    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`."""
+    own_positions()
+    end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
+    ways = [lambda: job.source[index], lambda: samples_at(job.source, [*range(index, end)])[0]]
     return identity.recompute(ways[:least], job.head.codec, least, stored)
 
 
-def _in_batch(job: Job, index: int) -> Any:
-    """Compute a sample in the batch that begins with it, if the source gives batches."""
-    ask, _ = batches_of(job.source)
-    if ask is None:
-        return job.source[index]
-    indices = [*range(index, min(job.length, index + (job.options.batch_size or job.head.claim_size)))]
-    made = _counted(ask(indices), len(indices))
-    return job.source[index] if made is None else made[0] if isinstance(made, list) else made.at(0)
+def _parts(
+    path: str,
+    ask: Ask,
+    indices: list[int],
+    before: Before = lambda index, count: None,
+    after: After = lambda count, nbytes: None,
+) -> Iterator[tuple[list[int], Columns | list[Any] | None]]:
+    """Ask for a batch; if there is no memory for it, for its halves.
+
+    Yields: indices, and their samples; after any other error each index, and None: alone, by `source[index]`, the
+        sample that raises names itself.
+    Raises: OptionError, an argument of `map` makes wrong results of every batch.
+    """
+    made, is_halved = None, False
+    before(indices[0], len(indices))
+    try:
+        made = _counted(ask(indices), len(indices))
+    except Exception as error:  # by `source[index]`, the error names the sample
+        if isinstance(error, OptionError) and error.option in _OF_MAP:
+            raise
+        is_halved = len(indices) > 1 and _is_want_of_memory(error)
+        if len(indices) > 1 and not is_halved:
+            _warn_of(error, path, indices)
+    finally:
+        after(0, 0)
+    # Here no error holds the memory of the batch any more.
+    if made is not None:
+        yield indices, made
+    elif is_halved:
+        half = len(indices) // 2
+        yield from _parts(path, ask, indices[:half], before, after)
+        yield from _parts(path, ask, indices[half:], before, after)
+    else:
+        yield from (([index], None) for index in indices)
 
 
-def _counted(made: Any, count: int) -> Columns | list[Any] | None:
-    """Return samples as a list or Columns; None if they are not `count`. Raises: as Columns does."""
-    columns = made if isinstance(made, list | Columns | None) else Columns(made)
-    length = columns.count if isinstance(columns, Columns) else len(columns or ())
-    return columns if length == count else None
+def _rows(made: Columns | list[Any]) -> Iterator[Any]:
+    return iter(made) if isinstance(made, list) else map(made.at, range(made.count))
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or any(
+        words in text.lower() for words in _WANTS_OF_MEMORY
+    )
+
+
+def _warn_of(error: Exception, path: str, indices: list[int]) -> None:
+    """Warn that a batch raised, of an archive the first time."""
+    what = f"a batch of {len(indices):,} samples, from index {indices[0]} on, raised"
+    then = "its samples are computed one by one, as are those of other batches that raise"
+    base.warn(f"{path}: {what} {type(error).__name__}: {text_of(error)}; {then}", once=(_warn_of, path))
+
+
+def _counted(made: Any, count: int) -> Columns | list[Any]:
+    """Return samples as a list or Columns. Raises: SourceError, they are not `count`; as Columns does."""
+    samples = made if isinstance(made, list | Columns) else Columns(made)
+    length = samples.count if isinstance(samples, Columns) else len(samples)
+    if length != count:
+        raise SourceError(f"{length:,} samples were given for {count:,} indices")
+    return samples

@@ -135,7 +135,7 @@ class Job:
         cause = error.__cause__ if isinstance(error, base.SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
-        return Failure(index, is_final, type(cause).__name__, _text_of(cause), text)
+        return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
 
 
 def reraise_interrupt(error: BaseException, index: int) -> None:
@@ -156,7 +156,7 @@ def reraise_interrupt(error: BaseException, index: int) -> None:
 def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
     """Make the SourceError of an exception that the source raised at an index."""
     return base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}",
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}",
         path=path,
         index=index,
     )
@@ -188,7 +188,7 @@ def outcome(path: str, kept: int, length: int | None, goes_on: bool = True) -> s
     return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     """Return the text of an exception, cut if it is long; one for a `__str__` that raises."""
     try:
         text = str(error)
@@ -202,7 +202,7 @@ def traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - of the user's class
-        return f"{type(error).__name__}: {_text_of(error)}\n"
+        return f"{type(error).__name__}: {text_of(error)}\n"
 
 
 class RemoteTraceback(Exception):
@@ -229,7 +229,7 @@ def carried(error: BaseException) -> Carried:
     """Prepare an error for pickling: one that is not edcache's becomes a SourceError, since it may not unpickle."""
     text = traceback_of(error)
     if not isinstance(error, base.EdcacheError):
-        error = base.SourceError(f"a worker process raised {type(error).__name__}: {_text_of(error)}")
+        error = base.SourceError(f"a worker process raised {type(error).__name__}: {text_of(error)}")
     # If tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
     error.__cause__ = error.__context__ = error.__traceback__ = None
     return Carried(error, text)
@@ -285,7 +285,7 @@ def length_of(source: Any, path: str) -> int:
     except Exception as error:
         raise base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
-            f"{_text_of(error)}; give a source whose len() is a whole number from 0 up",
+            f"{text_of(error)}; give a source whose len() is a whole number from 0 up",
             path=path,
         ) from error
     if length >= MAX_LENGTH:

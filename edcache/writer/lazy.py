@@ -58,9 +58,10 @@ class LazyFiller:
     def get(self, indices: list[int]) -> list[Any]:
         """Compute samples, keep them for the archive, and return them as the source made them."""
         archive = self._opened()
-        samples = samples_of(self._job, indices)
-        for index, sample in zip(indices, samples, strict=True):
+        samples = []
+        for index, sample in zip(indices, samples_of(self._job, indices), strict=True):
             archive.keep(index, sample)
+            samples.append(sample)
         return samples
 
     def publish(self, indices: list[int]) -> bool:

@@ -245,6 +245,26 @@ def test_memoize(path):
         make(version=2)("ab")
 
 
+@pytest.mark.parametrize(
+    "form",
+    [list, tuple, iter, lambda keys: (key for key in keys), lambda keys: map(str, keys), dict.fromkeys],
+    ids=["list", "tuple", "iterator", "generator", "map", "dict"],
+)
+def test_keys_may_come_from_any_iterable(path, tmp_path, form):
+    @edcache.memoize(tmp_path / "m.zip")
+    def shouted(text):
+        return text.upper()
+
+    for _ in range(2):
+        assert KeyedCache(path).get_many(form("abc"), lambda missing: [*map(str.upper, missing)]) == [*"ABC"]
+        assert shouted.many(form("abc")) == [*"ABC"]
+    assert shouted.many(filter(str.isalpha, "a-b")) == [*"AB"]
+    with KeyedCache(path) as cache:
+        cache.close(seal=True)
+    assert CachedDataset.from_cache(path).indices_of(form("cb")).tolist() == [2, 1]
+    assert KeyedCache(path).get_many(["d", "e"], lambda missing: map(str.upper, missing)) == [*"DE"]
+
+
 def test_threads_compute_each_value_once(path):
     cache, create = KeyedCache(path), Created()
 
@@ -410,6 +430,129 @@ def test_a_value_is_made_of_many_while_another_process_waits_for_it(path, create
 
     assert [ended(child) for child in [in_child(first), in_child(second)]] == [0, 0]
     assert create.calls() == [*"bcdefghij"]
+
+
+def asks_itself(path):
+    cache = KeyedCache(path)
+    return cache.get_or_create("a", lambda: cache.get_or_create("a", lambda: 1))
+
+
+def asks_itself_by_another(path):
+    return KeyedCache(path).get_or_create("a", lambda: KeyedCache(path).get_or_create("a", lambda: 1))
+
+
+def asks_itself_among_many(path):
+    cache = KeyedCache(path)
+    return cache.get_many(["b", "a"], lambda missing: cache.get_many(["c", "a"], lambda missing: missing))
+
+
+def is_recursive(path):
+    @edcache.memoize(path)
+    def f(number):
+        return f((number + 1) % 10)
+
+    return f(3)
+
+
+@pytest.mark.parametrize("run", [asks_itself, asks_itself_by_another, asks_itself_among_many, is_recursive])
+def test_a_value_that_asks_for_itself_is_a_recursion(path, run):
+    def step():
+        for _ in range(2):
+            with pytest.raises(RecursionError, match="computing its value asks for this value"):
+                run(path)
+        assert KeyedCache(path).get_or_create("a", lambda: 5) == 5 if run is not is_recursive else True
+
+    assert ended(in_child(step)) == 0
+
+
+ORDERS = [([5, 6], [1, 2]), ([6, 5], [2, 1])]
+
+
+@pytest.mark.parametrize("orders", ORDERS, ids=str)
+@pytest.mark.parametrize("where", ["threads", "processes"])
+def test_batches_that_wait_for_each_other_go_on(path, tmp_path, monkeypatch, where, orders):
+    """6 needs 1, and 2 needs 5: each is in the other's batch."""
+    monkeypatch.setattr(keyed_cache, "_SECONDS", 0.3)
+    context = multiprocessing.get_context("fork")
+    meeting = threading.Barrier(2) if where == "threads" else context.Barrier(2)
+
+    cache = KeyedCache(path)
+
+    def many(numbers):
+        return cache.get_many(numbers, lambda missing: [*map(compute, missing)])
+
+    def compute(number):
+        if number in (6, 2):
+            meeting.wait(20)
+            return many([{6: 1, 2: 5}[number]])[0] * 10
+        return number
+
+    def step():
+        kind = threading.Thread if where == "threads" else context.Process
+        running = [kind(target=many, args=(numbers,)) for numbers in orders]
+        for one in running:
+            one.start()
+        for one in running:
+            one.join()
+        assert cache.get_many([1, 2, 5, 6], lambda missing: 1 / 0) == [1, 50, 5, 10]
+        assert sorted(cache.keys()) == [1, 2, 5, 6]
+
+    assert ended(in_child(step)) == 0
+
+
+def test_values_that_need_each_other_in_two_threads_are_a_recursion(path, monkeypatch):
+    monkeypatch.setattr(keyed_cache, "_SECONDS", 0.3)
+    cache, meeting, errors = KeyedCache(path), threading.Barrier(2), []
+
+    def value_of(name):
+        return cache.get_or_create(name, lambda: compute(name))
+
+    def compute(name):
+        if name == threading.current_thread().name:
+            meeting.wait(20)
+        return value_of({"a": "b", "b": "a"}[name])
+
+    def work(name):
+        with pytest.raises(RecursionError):
+            value_of(name)
+        errors.append(name)
+
+    def step():
+        running = [threading.Thread(target=work, args=(name,), name=name) for name in "ab"]
+        for one in running:
+            one.start()
+        for one in running:
+            one.join()
+        assert sorted(errors) == ["a", "b"]
+
+    assert ended(in_child(step)) == 0
+
+
+def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(path, create):
+    def step(seed):
+        @edcache.memoize(path)
+        def f(number):
+            create([number])
+            return number if number < 2 else f(number - 1) + f(number - 2)
+
+        assert f(12 + seed % 2) == (144, 233)[seed % 2]
+
+    children = [in_child(lambda k=k: step(k)) for k in range(4)]
+    assert [ended(child) for child in children] == [0] * 4
+    assert {*Counter(create.calls()).values()} == {1}
+
+
+def test_a_claim_of_a_thread_that_has_ended_is_free(path):
+    """One that an interrupt hit between two lines may hold it still."""
+    cache = KeyedCache(path)
+    claims = cache._archive()._claims
+    ended_thread = threading.Thread(target=int)
+    ended_thread.start()
+    ended_thread.join()
+    hashed = int(format.key_hashes(["a"])[0, 0]) % keyed_cache._CLAIMS
+    claims._held[hashed] = (ended_thread, object())
+    assert cache.get_or_create("a", lambda: 5) == 5
+    assert claims._held == {}
 
 
 class Snatching(System):

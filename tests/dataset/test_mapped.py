@@ -12,14 +12,16 @@ import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
+from edcache.writer import features
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
@@ -51,6 +53,9 @@ def half_of(index, sizes=3):
 
 def on(make, device):
     return make
+
+
+a_batch_raises = pytest.mark.filterwarnings("ignore:.*a batch of .* raised")
 
 
 WAYS = {
@@ -197,6 +202,7 @@ def test_a_batch_without_room_is_halved(tmp_path, way):
     assert computed == Counter(range(COUNT))
 
 
+@a_batch_raises
 @pytest.mark.parametrize("way", WAYS)
 def test_the_sample_that_raises_is_named_and_the_others_are_kept(tmp_path, way):
     path, log = tmp_path / "m.zip", tmp_path / "log"
@@ -215,6 +221,110 @@ class Unreadable(Images):
         return super().__getitem__(index)
 
 
+WRONG = {
+    "transposed": (lambda x: x.T, "fn returned 2 results for a batch of 4 samples; give one for each"),
+    "a mean": (lambda x: {"y": x.mean(0, keepdim=True)}, "fn returned 1 result for a batch of 4 samples"),
+    "a mean in a list": (lambda x: [x.mean(0)], "fn returned 1 result for a batch of 4 samples"),
+    "a number": (lambda x: {"y": x.mean()}, r"fn returned a dict for a batch of 4 samples: columns\['y'\]"),
+    "nothing": (lambda x: None, "fn returned None for a batch of 4 samples: columns: None"),
+    "columns of two lengths": (
+        lambda x: {"y": x, "mean": x.mean(0, keepdim=True)},
+        r"for a batch of 4 samples: columns\['mean'\] has 1 samples, columns\['y'\] has 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"devices": "cpu"}, {"num_workers": 2}, {"on_error": "skip"}], ids=str
+)
+@pytest.mark.parametrize("name", WRONG)
+def test_another_number_of_results_than_samples_is_an_error_at_once(tmp_path, name, options):
+    fn, message = WRONG[name]
+
+    def called(x):
+        with open(tmp_path / "log", "a") as file:
+            file.write(f"{len(x)}\n")
+        return fn(x)
+
+    with pytest.raises(OptionError, match=message) as caught:
+        mapped(called, list(torch.rand(4, 2)), tmp_path / "m.zip", batch_size=4, **options)
+    assert caught.value.option == "fn"
+    assert {*calls(tmp_path / "log")[0], *calls(tmp_path / "log")[-1]} == {4}
+    lazy = mapped(called, list(torch.rand(4, 2)), tmp_path / "l.zip", batch_size=4, lazy=True)
+    with pytest.raises(OptionError, match=message):
+        lazy.__getitems__([0, 1, 2, 3])
+
+
+def test_a_bucket_has_as_many_results_as_samples_though_the_sum_is_right(tmp_path):
+    rows = [torch.ones(1 + k % 2) for k in range(6)]
+    with pytest.raises(OptionError, match="fn returned 4 results for a batch of 3 samples"):
+        mapped(lambda x: torch.ones(2 if x.shape[1] == 2 else 4), rows, tmp_path / "m.zip", batch_size=6)
+
+
+@pytest.mark.parametrize("way", ["here", "a device"])
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("CUDA error: out of memory"), torch.cuda.OutOfMemoryError()],
+    ids=repr,
+)
+def test_only_want_of_memory_halves_a_batch(tmp_path, error, way):
+    """Another error is tried sample by sample, and told once, the first one."""
+    sizes = []
+
+    def fn(error, x):
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise error
+        return x
+
+    rows = list(torch.rand(16, 3))
+    ds = mapped(functools.partial(fn, error), rows, tmp_path / "a.zip", **WAYS[way])
+    assert [size for size in sizes if size != 8] == [4, 2, 2, 4, 2, 2] * 2
+    assert all(map(torch.equal, ds, rows))
+    sizes.clear()
+    with pytest.warns(RuntimeWarning) as told:
+        ds = mapped(functools.partial(fn, ValueError(f"number {0}")), rows, tmp_path / "b.zip", **WAYS[way])
+    assert [size for size in sizes if size != 8] == [1] * 16
+    assert all(map(torch.equal, ds, rows))
+    (text,) = [str(one.message) for one in told]
+    assert "b.zip: a batch of 8 samples, from index 0 on, raised ValueError: number 0; its samples" in text
+
+
+BUFFER = torch.zeros(64)
+BUFFERS = {
+    "views of a tensor": lambda sums: {"y": BUFFER[: len(sums)].copy_(sums)},
+    "the rows of a tensor": lambda sums: [*BUFFER[: len(sums)].copy_(sums)],
+    "views of an array": lambda sums: {"y": BUFFER[: len(sums)].copy_(sums).numpy()},
+    "a tensor in a tree": lambda sums: {"y": ({"z": BUFFER[: len(sums)].copy_(sums)}, sums)},
+}
+
+
+@pytest.mark.parametrize("options", [*WAYS.values(), {"lazy": True}], ids=str)
+@pytest.mark.parametrize("name", BUFFERS)
+def test_results_are_taken_out_of_a_buffer_before_the_next_call(tmp_path, name, options):
+    def fn(x):
+        return BUFFERS[name](x.sum(1))
+
+    source = [torch.ones(1 + k % 3) * k for k in range(30)]
+    ds = mapped(fn, source, tmp_path / "m.zip", **options)
+    read = ds.__getitems__([*range(30)])
+    for samples in (read, CachedDataset.from_cache(tmp_path / "m.zip", allow_partial=True)):
+        told = [sample if name == "the rows of a tensor" else sample["y"] for sample in samples]
+        told = [value[0]["z"] if isinstance(value, tuple) else value for value in told]
+        assert [float(value) for value in told] == [float(x.sum()) for x in source]
+
+
+def test_a_lazy_cache_keeps_a_sample_before_the_next_one_is_computed(tmp_path):
+    def fn(x):
+        return BUFFER[:1].copy_(x)
+
+    ds = edcache.map(fn, list(torch.arange(9.0)), tmp_path / "m.zip", lazy=True, progress=False)
+    ds.__getitems__([*range(9)])
+    ds.close()
+    assert [float(x) for x in CachedDataset.from_cache(tmp_path / "m.zip")] == [*range(9)]
+
+
+@a_batch_raises
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sample_that_cannot_be_read_is_named(tmp_path, way):
     with pytest.raises(SourceError, match="at index 11: OSError: the disk is gone"):
@@ -291,7 +401,7 @@ def test_a_module_must_be_in_evaluation_mode(tmp_path):
         ):
             edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
     rows = list(torch.ones(3, 4))
-    with pytest.raises(SourceError, match="Linear in training mode"):
+    with pytest.raises(OptionError, match="Linear in training mode"):
         edcache.map(lambda device: module, rows, tmp_path / "m.zip", batch_size=2, devices="cpu")
     ds = edcache.map(lambda device: module.eval(), rows, tmp_path / "n.zip", batch_size=2, devices="cpu")
     assert len(ds) == 3
@@ -368,7 +478,7 @@ def test_what_is_no_dataset_is_refused(tmp_path, source, message, batch_size):
 
 
 def test_keep_takes_a_dict(tmp_path):
-    with pytest.raises(SourceError, match="keep= adds fields to those of fn, which returned"):
+    with pytest.raises(OptionError, match="keep= adds fields to those of fn, which returned"):
         mapped(lambda batch: batch["image"], Images(), tmp_path / "m.zip", keep="label")
 
 
@@ -803,6 +913,190 @@ def test_a_named_key_stands_for_what_the_function_reads(tmp_path, form):
     assert run(rows, keep="picture") == ["a", "a", "bb", "bb"]
     ds = mapped(embed, source(rows), tmp_path / "1.zip", key="prompt", keep="picture")
     assert [sample["picture"] for sample in ds] == [1, 2, 3, 4]
+
+
+class Pictures(Dataset):
+    """Pictures with prompts, which repeat."""
+
+    def __init__(self, numbers=range(6)):
+        self.numbers = list(numbers)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, index):
+        image = torch.ones(2 + index % 2) * index
+        return {"prompt": ["a cat", "a dog"][index % 2], "number": self.numbers[index], "image": image}
+
+
+def prompt_lengths(batch):
+    return {"length": [len(prompt) for prompt in batch["prompt"]]}
+
+
+@pytest.mark.parametrize("form", ["a dataset", "a view with a transform", "a joined view"])
+def test_samples_of_one_key_that_keep_something_else_are_not_one(tmp_path, form):
+    class Labelled(Pictures):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "label": index}
+
+    def source(numbers):
+        if form == "a dataset":
+            return Labelled(numbers)
+        ds = CachedDataset(
+            Labelled(numbers),
+            tmp_path / "s.zip",
+            in_memory_keys=["label"],
+            keep_existing=False,
+            progress=False,
+        )
+        if form == "a joined view":
+            return edcache.zip_fields(ds.select("prompt", "label"), ds.select("number", "image"))
+        return ds.with_transform(lambda sample: {**sample, "extra": 1})
+
+    def run(numbers, **options):
+        ds = mapped(prompt_lengths, source(numbers), tmp_path / "m.zip", key="prompt", **options)
+        assert [sample["number"] for sample in ds] == numbers
+        assert [sample["label"] for sample in ds] == [*range(6)]
+
+    run([5, 6, 7, 8, 9, 10], keep=["number", "label"])
+    run([5, 6, 7, 8, 9, 11], keep=["number", "label"])
+    ds = mapped(prompt_lengths, source([7] * 6), tmp_path / "i.zip", key="prompt", keep="image")
+    assert all(torch.equal(sample["image"], torch.ones(2 + k % 2) * k) for k, sample in enumerate(ds))
+    if form != "a dataset":  # of a label alone, which stays one
+        ds = mapped(prompt_lengths, source([7] * 6), tmp_path / "l.zip", key="prompt", keep="label")
+        assert ds.labels["label"].tolist() == [*range(6)]
+
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+    def __getitems__(self, indices):
+        with open(self.log, "a") as file:
+            file.write(f"{len(indices)}\n")
+        return [{"x": index} for index in indices]
+
+
+class Added(Numbers):
+    def __getitem__(self, index):
+        return {"x": super().__getitem__(index)["x"] + 100}
+
+
+class Wrapper(Dataset):
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __len__(self):
+        return len(self._inner)
+
+    def __getitem__(self, index):
+        return {"x": self._inner[index]["x"] + 100}
+
+    def __getattr__(self, name):
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class Whole(Numbers):
+    def __getitems__(self, indices):
+        return {"x": torch.tensor(indices)}
+
+
+class Own(Subset):
+    """A subclass of torch's class, which asks a dataset for whatever has the name `__getitems__`."""
+
+
+class Short(Numbers):
+    def __getitems__(self, indices):
+        return super().__getitems__(indices)[1:]
+
+
+SOURCES = {
+    "batches": (lambda: Numbers(), 0, True),
+    "columns": (lambda: Whole(), 0, False),
+    "one by one": (lambda: Added(), 100, False),
+    "a wrapper": (lambda: Wrapper(Numbers()), 100, False),
+    "a subset of batches": (lambda: Subset(Numbers(), range(8)), 0, True),
+    "a subset": (lambda: Subset(Added(), range(8)), 100, False),
+    "a subset of a wrapper": (lambda: Subset(Wrapper(Numbers()), range(8)), 100, False),
+    "a class of its own": (lambda: Own(Added(), range(8)), 100, False),
+    "a stack": (lambda: StackDataset(x=Added()), 100, False),
+    "a wrong number": (lambda: Short(), 0, None),
+}
+
+
+@a_batch_raises
+@pytest.mark.parametrize("options", [{}, {"devices": "cpu", "num_workers": 1}], ids=str)
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_source_is_asked_for_batches_as_any_fill_asks_it(tmp_path, monkeypatch, name, options):
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setattr(Numbers, "log", log, raising=False)
+    make, more, in_batches = SOURCES[name]
+
+    def number(sample):
+        return sample["x"] if isinstance(sample["x"], int | torch.Tensor) else number(sample["x"])
+
+    ds = mapped(lambda batch: {"y": number(batch) * 1}, make(), tmp_path / "m.zip", batch_size=4, **options)
+    assert [int(sample["y"]) for sample in ds] == [k + more for k in range(8)]
+    assert in_batches is None or (log.read_text() != "") == in_batches
+    stored = CachedDataset(make(), tmp_path / "c.zip", batch_size=4, progress=False)
+    assert [int(number(sample)) for sample in stored] == [k + more for k in range(8)]
+
+
+def test_a_stack_of_torch_is_asked_for_samples():
+    """Its `__getitems__` asks its datasets for whatever has that name."""
+    assert features.batches_of(StackDataset(Numbers())) == (None, False)
+
+
+class Shapes(Dataset):
+    """Samples of two shapes with fields of every kind."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {
+            "x": torch.ones(2 + index % 2) * index,
+            "image": torch.full((2, 2), index),
+            "array": np.full(3, index, np.int16),
+            "text": f"text {index}",
+            "number": index,
+            "box": (index, index + 1, index + 2, float(index)),
+            "tree": {"inner": torch.tensor(index), "names": [f"a{index}", f"b{index}"]},
+        }
+
+
+FIELDS = ["image", "array", "text", "number", "box", "tree"]
+
+
+def changing(batch):
+    """Change its input in place, all of it."""
+    for name in FIELDS:
+        field = batch.pop(name)
+        fields = [*field.values()] if isinstance(field, dict) else [field]
+        for part in fields:
+            if isinstance(part, torch.Tensor | np.ndarray):
+                part *= -1
+            elif isinstance(part, list):
+                part.clear()
+    return {"y": [x.sum() for x in batch["x"]] if batch["x"].ndim > 1 else batch["x"].sum()}
+
+
+@pytest.mark.parametrize("form", ["a dataset", "a cache"])
+@pytest.mark.parametrize("options", [*WAYS.values(), {"batch_size": None}], ids=str)
+def test_keep_takes_what_the_source_gave(tmp_path, form, options):
+    source = Shapes()
+    if form == "a cache":
+        source = CachedDataset(source, tmp_path / "s.zip", progress=False)
+    ds = mapped(changing, source, tmp_path / "m.zip", keep=FIELDS, **{"batch_size": 4} | options)
+    for index, sample in enumerate(ds):
+        given = Shapes()[index]
+        assert same(sample, {name: given[name] for name in FIELDS} | {"y": given["x"].sum()})
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,9 @@ class Batches:
         return columns if self._form == "dict" else tuple(columns.values())
 
 
+a_batch_raises = pytest.mark.filterwarnings("ignore:.*a batch of .* raised")
+
+
 def calls(log):
     return [[int(index) for index in line.split()] for line in log.read_text().splitlines()]
 
@@ -102,6 +105,7 @@ def test_without_a_batch_size_a_batch_is_a_claim(tmp_path, log):
     assert {len(indices) for indices in calls(log)} == {64}
 
 
+@a_batch_raises
 @pytest.mark.parametrize("bad", [[0], [17], [31, 32], [99], [5, 6, 50]], ids=str)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_is_narrowed_to_the_sample(tmp_path, log, bad, workers):
@@ -114,6 +118,7 @@ def test_an_error_is_narrowed_to_the_sample(tmp_path, log, bad, workers):
     assert sorted(indices_of(calls(log))) == bad
 
 
+@a_batch_raises
 def test_the_error_names_the_sample_and_what_was_computed_stays(tmp_path, log):
     with pytest.raises(
         SourceError, match=r"the source raised at index 37: ValueError: sample 37 is bad; .* 37 of 100"
@@ -134,9 +139,16 @@ class Odd(Batches):
         return 5
 
 
-@pytest.mark.parametrize("kind", [Short, Odd])
-def test_batches_that_are_none_are_not_stored(tmp_path, log, kind):
-    check(CachedDataset(kind(log), tmp_path / "a.zip", batch_size=10))
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [(Short, "SourceError: 9 samples were given for 10 indices"), (Odd, "CodecError: columns: an int")],
+)
+def test_batches_that_are_none_are_not_stored(tmp_path, log, kind, error):
+    with pytest.warns(
+        RuntimeWarning, match=f"a batch of 10 samples, from index 0 on, raised {error}"
+    ) as told:
+        check(CachedDataset(kind(log), tmp_path / "a.zip", batch_size=10))
+    assert len(told) == 1
 
 
 class Deadly(Batches):
@@ -166,6 +178,7 @@ def test_a_subset_is_asked_for_batches_if_its_dataset_gives_them(tmp_path, log):
     assert [len(indices) for indices in calls(log)] == [25] * 4
 
 
+@a_batch_raises
 def test_a_batch_size_of_its_own_goes_on_with_a_fill_that_had_another(tmp_path, log):
     with pytest.raises(SourceError):
         CachedDataset(Batches(log, bad=[50]), tmp_path / "a.zip", batch_size=4)

@@ -387,6 +387,12 @@ def test_columns_are_taken_of_a_formatted_table_and_what_a_column_would_change_i
     assert reader_of(whole.with_transform(lambda rows: rows)) is None
 
 
+def test_rows_that_end_as_a_run_does_are_no_run(tmp_path):
+    source = Subset(TensorDataset(torch.arange(10)), [0, 5, 2, 7, 9, 8, 9])
+    ds = CachedDataset(source, tmp_path / "a.zip", batch_size=3, progress=False)
+    assert [int(sample[0]) for sample in ds] == [0, 5, 2, 7, 9, 8, 9]
+
+
 def test_a_sample_outside_of_a_subset_is_named(tmp_path):
     source = Subset(TensorDataset(torch.arange(9)), [3, 4, 12, 5])
     ds = CachedDataset(source, tmp_path / "a.zip", on_error="skip", progress=False)

@@ -495,7 +495,10 @@ def test_a_batch_is_one_call_of_a_source_that_gives_batches(path, log, form):
     assert again[0]["x"].tolist() == [3, 4, 20, 6]
     assert ds.select("x")[[6, 30]].batch([0, 1])["x"].tolist() == [6, 30]
     assert log.read_text().splitlines() == ["5 3 20", "4 6", "30"]
-    with pytest.raises(SourceError, match="at index 13: ValueError: 13"):
+    with (
+        pytest.warns(RuntimeWarning, match="a batch of 3 samples, from index 12 on, raised ValueError: 13"),
+        pytest.raises(SourceError, match="at index 13: ValueError: 13"),
+    ):
         ds.batch([12, 13, 14])
     ds.close()
     assert CachedDataset.from_cache(path, allow_partial=True).batch([3, 4, 5])["y"] == [
