@@ -1,4 +1,5 @@
 from .spot import ENTRY as ENTRY
+from .spot import MOST_DRAWS as MOST_DRAWS
 from .spot import SECONDS as SECONDS
 from .spot import FirstSample as FirstSample
 from .spot import Other as Other

@@ -120,18 +120,19 @@ def samples_of(job: Job, indices: list[int]) -> list[Any]:
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
     """Compute a sample at least so many times, alone and, if the source gives batches, in one; see `recompute`."""
-    ways = [lambda: job.source[index], lambda: _in_batch(job, index)]
+    ways = [lambda: job.compute(index), lambda: _in_batch(job, index)]
     return identity.recompute(ways[:least], job.head.codec, least, stored)
 
 
 def _in_batch(job: Job, index: int) -> Any:
     """Compute a sample in the batch that begins with it, if the source gives batches."""
-    ask, _ = batches_of(job.source)
-    if ask is None:
-        return job.source[index]
     indices = [*range(index, min(job.length, index + (job.options.batch_size or job.head.claim_size)))]
-    made = _counted(ask(indices), len(indices))
-    return job.source[index] if made is None else made[0] if isinstance(made, list) else made.at(0)
+    ask, _ = batches_of(job.source)
+    made = None
+    if ask is not None:
+        with suppress(Exception):  # as in a fill
+            made = _counted(ask(indices), len(indices))
+    return job.compute(index) if made is None else made[0] if isinstance(made, list) else made.at(0)
 
 
 def _counted(made: Any, count: int) -> Columns | list[Any] | None:

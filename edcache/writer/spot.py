@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from torch.utils.data import get_worker_info
 
 from edcache import base, identity
-from edcache.base import Ints, ReadOptions, StaleCacheError
+from edcache.base import Ints, ReadOptions, SourceError, StaleCacheError
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.reader import Reader, Session
 from edcache.writer.crew import compute_apart, crew_size
@@ -43,12 +43,13 @@ def with_first_sample(job: Job) -> Job:
     fingerprint, where = job.head.fingerprint, job.path
     if fingerprint is None or job.options.spot_check is False or is_stream(job.source) or not job.length:
         return job
-    again = None
+    learned = None
     with suppress(Exception):  # the fill raises it again
         again = _as_a_fill_does(job, 0, 2)
-    if again is None:
+        learned = None if again is None else identity.learned(again, job.head.codec)
+    if learned is None:
         return job
-    first, other = identity.learned(again, job.head.codec)
+    first, other = learned
     if other is not None:
         name = f"field {other.field} of sample 0" if other.field else "sample 0"
         base.warn(
@@ -136,14 +137,21 @@ def _compare(
     is_asked: bool,
 ) -> None:
     for position, index in pairs:
-        stored = _stored(session, index)
+        stored, made = _stored(session, index), list[Recomputed]()
         try:
-            again = compute(job, position, 1, stored)
+            for least in (1, identity.MOST_DRAWS):  # one that differs may be another one each time
+                again = compute(job, position, least, stored)
+                if again is None:
+                    return
+                made.append(again)
+                records = [record for one in made for record in one.records]
+                other = _other(session, stored, Recomputed(records, again.seconds), is_asked)
+                if other is None:
+                    break
         except Exception as error:  # noqa: BLE001 - of the user's code: the fill, or a read, raises it again
-            line = f"{job.path}: sample {position} was not compared: {type(error).__name__}: {error}"
-            base.tell(line, job.options.progress)
+            text = next(iter(str(error).removeprefix(f"{job.path}: ").splitlines()), "")
+            base.tell(f"{job.path}: sample {position} was not compared: {text}", job.options.progress)
             return
-        other = None if again is None else _other(session, stored, again, is_asked)
         if other is not None:
             text = f"{session.path}: sample {position} is another one now: {other}; {_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
@@ -164,9 +172,12 @@ def _as_a_fill_does(job: Job, index: int, least: int, stored: _Record | None = N
     """Compute a sample again; None if the process that computes it ends. Raises: as the source."""
     options = job.options
     if options.executor is not None:
-        made: Recomputed = options.executor.submit(compute_again, job, index, least, stored).result()
+        task = options.executor.submit(compute_again, job, index, least, stored)
+        error = task.exception()
+        if error is not None:  # an exit or an interrupt of a task is none of this process
+            raise SourceError(f"a task raised {type(error).__name__}: {error}") from error
+        made: Recomputed = task.result()
         return made
     if crew_size(job):
-        apart: Recomputed | None = compute_apart(replace(job, again=(index, least, stored)))
-        return apart
+        return compute_apart(replace(job, again=(index, least, stored)))
     return compute_again(job, index, least, stored)
