@@ -137,8 +137,9 @@ def _compare(
     is_asked: bool,
 ) -> None:
     for position, index in pairs:
-        stored, made = _stored(session, index), list[Recomputed]()
+        made: list[Recomputed] = []
         try:
+            stored = _stored(session, index)
             for least in (1, identity.MOST_DRAWS):  # one that differs may be another one each time
                 again = compute(job, position, least, stored)
                 if again is None:
@@ -148,7 +149,7 @@ def _compare(
                 other = _other(session, stored, Recomputed(records, again.seconds), is_asked)
                 if other is None:
                     break
-        except Exception as error:  # noqa: BLE001 - of the user's code: the fill, or a read, raises it again
+        except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
             text = next(iter(str(error).removeprefix(f"{job.path}: ").splitlines()), "")
             base.tell(f"{job.path}: sample {position} was not compared: {text}", job.options.progress)
             return
