@@ -91,6 +91,13 @@ def log(tmp_path):
 
 
 @pytest.fixture
+def unchecked(monkeypatch):
+    """No fill computes a sample again: for tests of what one computes that cannot give it spot_check=False."""
+    for name in ("_as_a_fill_does", "compute_again"):
+        monkeypatch.setattr(f"edcache.writer.spot.{name}", lambda *arguments: None)
+
+
+@pytest.fixture
 def tally(request):
     """tally("crash states", 4096): counts what a family of faults has tried, for the table at the end."""
 

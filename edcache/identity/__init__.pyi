@@ -2,6 +2,7 @@ from .code import code_of as code_of
 from .code import is_library as is_library
 from .code import is_of_library as is_of_library
 from .spot import ENTRY as ENTRY
+from .spot import MOST_DRAWS as MOST_DRAWS
 from .spot import SECONDS as SECONDS
 from .spot import FirstSample as FirstSample
 from .spot import Other as Other

@@ -9,7 +9,8 @@ A sample that is computed again shows what any of them changes.
 - Later, `find_other` compares a recomputed sample with its record. A field is the same if it differs by at most ten
   times its rounding, or the precision of its dtype. It is near if it differs by at most 2 % of its norm, or an image by
   two levels: so do other processors and libraries. Near is right where nothing else changed.
-- A source that draws random numbers is computed several times, since two draws of a coin are equal half of the time.
+- A source that draws random numbers is computed several times, since two draws of a coin are equal half of the time; a
+  fast one too, since it may draw them of a generator of its own.
 
 What must never happen: that a check changes the random generators of the process, or the archive.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, NamedTuple
 
@@ -36,10 +37,12 @@ ENTRY: Final = "first_sample"
 SECONDS: Final = 2.0
 """Longest time of a sample that is computed again unasked."""
 
+MOST_DRAWS: Final = 8
+"""Computations of a sample that may be another one each time."""
+
 _NEAR: Final = 0.02
 _LEVELS: Final = 2.0
 _ROUNDINGS: Final = 10
-_MOST_DRAWS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Other(NamedTuple):
     def __str__(self) -> str:
         """Tell the field, both values in short and the distance."""
         name = f"field {self.field}" if self.field else "it"
-        by = "" if self.distance == float("inf") else f" by {100 * self.distance:.2g} %"
+        by = f" by {100 * self.distance:.2g} %" if 1e-9 < self.distance < float("inf") else ""
         return f"{name} differs{by}: {_brief(self.before)} in the archive, {_brief(self.now)} now"
 
 
@@ -114,28 +117,27 @@ def recompute(
     """Compute a sample again and encode it; each time under another state of the random generators.
 
     Args:
-        ways: functions that compute it, called in turn. A sample that draws random numbers is computed up to eight
-            times, for at most two seconds.
-        least: number of computations. stored: record; an equal one ends it.
+        ways: functions that compute it, called in turn. A sample that draws global random numbers is computed up to
+            eight times, for at most two seconds.
+        least: number of computations, if they take no two seconds. stored: record; an equal one ends it.
     Raises: as the source.
     """
     records, best, began = list[tuple[str, bytes]](), float("inf"), time.monotonic()
     with _generators_kept():
         while True:
-            number, start, states = len(records), time.monotonic(), _states()
+            number = len(records)
             if number:
                 _seed(number)
-                states = _states()
+            before, start = _comparable(_states()), time.monotonic()
             sample = ways[number % len(ways)]()
             now = time.monotonic()
             best = min(best, now - start)
-            encoder = Encoder(codec)
-            encoded = encoder.encode(sample)
-            records.append((encoder.schemas[encoded.schema], bytes(encoded.record())))
+            records.append(_record(sample, codec))
             if records[-1] == stored:
                 return Recomputed(records, best)
-            is_late, draws = now - began > SECONDS, not _are_equal(states, _states())
-            if is_late or len(records) >= (_MOST_DRAWS if draws else least):
+            seconds = time.monotonic() - began
+            draws = _comparable(_states()) != before
+            if seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
                 return Recomputed(records, best)
 
 
@@ -165,21 +167,31 @@ def find_other(
         stored: schema and bytes of the record. made: as the archive knows it.
         is_asked: True if something else has changed, so that a field that is only near is another one.
     """
-    if stored in again.records:
-        return None
-    rounding = {} if made is None else made.rounding
+    others = []
+    for record in again.records:
+        other = _worst(stored, record, {} if made is None else made.rounding, codec, is_asked)
+        if other is None:
+            return None
+        others.append(other)
+    first, *more = again.records
+    if any(not one.is_near for record in more for one in _deviations(first, record, codec)):
+        return None  # it does not repeat, though the fill's first one did
+    return others[0]
+
+
+def _worst(
+    stored: tuple[str, bytes],
+    now: tuple[str, bytes],
+    rounding: Mapping[str, float],
+    codec: str,
+    is_asked: bool,
+) -> Other | None:
     worst: Other | None = None
-    for one in _deviations(stored, again.records[0], codec):
+    for one in _deviations(stored, now, codec):
         limit = _ROUNDINGS * max(one.precision, rounding.get(one.field, 0.0))
         is_other = one.distance > limit and (is_asked or not one.is_near)
         if is_other and (worst is None or one.distance > worst.distance):
             worst = Other(one.field, one.distance, one.before, one.now)
-    if worst is None:
-        return None
-    # A sample that does not repeat, though the fill's first one did.
-    first, *others = again.records
-    if any(not one.is_near for record in others for one in _deviations(first, record, codec)):
-        return None
     return worst
 
 
@@ -200,10 +212,10 @@ def _generators_kept() -> Iterator[None]:
 
 def _seed(number: int) -> None:
     random.seed(number)
-    np.random.seed(number)
-    torch.default_generator.manual_seed(
-        number
-    )  # torch.manual_seed() also queues work for devices that are not begun
+    with suppress(TypeError):  # it has another bit generator, which goes on
+        np.random.seed(number)
+    # torch.manual_seed() also queues work for devices that are not begun.
+    torch.default_generator.manual_seed(number)
     if _has_cuda():
         torch.cuda.manual_seed_all(number)
 
@@ -213,13 +225,19 @@ def _has_cuda() -> bool:
     return begun
 
 
-def _states() -> tuple[Any, Any, Any]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+def _states() -> tuple[Any, Any, torch.Tensor]:
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
-def _are_equal(one: tuple[Any, Any, Any], other: tuple[Any, Any, Any]) -> bool:
-    same = one[0] == other[0] and torch.equal(one[2], other[2])
-    return same and one[1][2:] == other[1][2:] and np.array_equal(one[1][1], other[1][1])
+def _comparable(state: Any) -> Any:
+    """Return a state as a value that `==` compares whole."""
+    if isinstance(state, dict):
+        return [*map(_comparable, state.items())]
+    if isinstance(state, tuple) and len(state) < 8:
+        return [*map(_comparable, state)]
+    if isinstance(state, np.ndarray | torch.Tensor):
+        return np.asarray(state).tobytes()
+    return state
 
 
 # --- comparing ---
@@ -241,11 +259,12 @@ def _deviations(one: tuple[str, bytes], other: tuple[str, bytes], codec: str) ->
     if one == other:
         return
     before, now = (dict(_leaves(_decoded(record, codec))) for record in (one, other))
-    for name in {**before, **now}:
-        if name not in before or name not in now:
-            sides = [side.get(name, _ABSENT) for side in (before, now)]
+    for keys in {**before, **now}:
+        name = ".".join(map(str, keys))
+        if keys not in before or keys not in now:
+            sides = [side.get(keys, _ABSENT) for side in (before, now)]
             yield _Deviation(name, float("inf"), 0.0, False, *sides)
-        elif (found := _deviation(name, before[name], now[name])) is not None:
+        elif (found := _deviation(name, before[keys], now[keys], codec)) is not None:
             yield found
 
 
@@ -262,30 +281,36 @@ def _decoded(record: tuple[str, bytes], codec: str) -> Any:
     return decoder_of(schema, allow_pickle=codec == "pickle").decode(memoryview(data))
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in a sample that are no containers, by field path."""
+def _leaves(
+    value: Any, keys: tuple[Any, ...] = (), around: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the values in a sample that are no containers, or empty ones, with the keys that lead to them.
+
+    around: containers around it; one that holds itself is not told again.
+    """
     if isinstance(value, Mapping):
-        items: Iterator[tuple[Any, Any]] = iter(value.items())
+        items: list[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, list | tuple):
-        items = enumerate(value)
+        items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        items = ((one.name, getattr(value, one.name)) for one in fields(value))
-    elif getattr(type(value), "__eq__", None) is object.__eq__ and hasattr(
-        value, "__dict__"
-    ):  # it is equal to itself alone
-        items = iter(vars(value).items())
+        items = [(one.name, getattr(value, one.name, _ABSENT)) for one in fields(value)]
+    elif hasattr(value, "__dict__") and getattr(type(value), "__eq__", None) is object.__eq__:
+        # It is equal to itself alone.
+        items = list(vars(value).items())
     else:
-        yield path, value
-        return
-    for key, part in items:
-        yield from _leaves(part, f"{path}.{key}" if path else str(key))
+        items = []
+    if not items:
+        yield keys, value
+    elif not any(value is one for one in around):
+        for key, part in items:
+            yield from _leaves(part, (*keys, key), (*around, value))
 
 
-def _deviation(name: str, before: Any, now: Any) -> _Deviation | None:
+def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | None:
     """Compare two values; None if they are equal."""
     one, other = _numbers(before), _numbers(now)
     if one is None or other is None or one.shape != other.shape:
-        if one is None and other is None and (type(before) is type(now)) and bool(before == now):
+        if (one is None) is (other is None) and _are_equal(before, now, codec):
             return None
         return _Deviation(name, float("inf"), 0.0, False, before, now)
     distance = _distance(one, other)
@@ -294,37 +319,76 @@ def _deviation(name: str, before: Any, now: Any) -> _Deviation | None:
     kind, precision = _precision(before)
     is_near = kind == "f" and distance <= _NEAR
     if kind == "u" and one.ndim >= 2:
-        is_near = float(np.abs(one - other).mean()) <= _LEVELS
+        is_near = float(np.abs(one.astype(np.float64) - other).mean()) <= _LEVELS
     return _Deviation(name, distance, precision, is_near, before, now)
 
 
+def _are_equal(before: Any, now: Any, codec: str) -> bool:
+    """Compare values that are no numbers: by their records, since nat is not nat; also by ==, since a set has none."""
+    with suppress(Exception):  # of a class of the user
+        if _record(before, codec) == _record(now, codec):
+            return True
+    if isinstance(before, np.ndarray | torch.Tensor) or type(before) is not type(now):
+        return False
+    with suppress(Exception):
+        return bool(before == now)
+    return False
+
+
+def _record(sample: Any, codec: str) -> tuple[str, bytes]:
+    encoder = Encoder(codec)
+    encoded = encoder.encode(sample)
+    return encoder.schemas[encoded.schema], bytes(encoded.record())
+
+
 def _numbers(value: Any) -> npt.NDArray[Any] | None:
-    """Return the numbers of an array, a tensor, a picture or a number: float64 or complex; None of anything else."""
+    """Return the numbers of an array, a tensor, a picture or a number; floating point ones as float64 or complex128.
+
+    None of anything else.
+    """
     if isinstance(value, torch.Tensor):
         if value.is_nested or value.layout != torch.strided or value.is_quantized:
             return None
         dense = value.detach().cpu()
-        return (dense.to(torch.complex128) if dense.is_complex() else dense.double()).numpy()
-    if isinstance(value, bool | int | float | complex | np.ndarray | np.generic) or hasattr(
+        with suppress(NotImplementedError):  # two numbers in a byte
+            array = (dense.double() if dense.dtype.is_floating_point else dense.resolve_conj()).numpy()
+            return array.astype(np.complex128) if dense.is_complex() else array
+        return None
+    if not isinstance(value, bool | int | float | complex | np.ndarray | np.generic) and not hasattr(
         value, "__array_interface__"
     ):
-        array = np.asarray(value)
-        if array.dtype.kind in "biufc":
+        return None
+    array = np.asarray(value)
+    if array.dtype.kind in "fc":
+        with np.errstate(all="ignore"):  # a long double may be larger
             return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
-    return None
+    return array if array.dtype.kind in "biu" else None
 
 
 def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
-    """Compute the norm of the difference, relative to the larger of both norms; equal nan and inf do not differ."""
-    is_odd = ~(np.isfinite(one) & np.isfinite(other))
-    if is_odd.any():
-        if not np.array_equal(one[is_odd], other[is_odd], equal_nan=True):
-            return float("inf")
-        one, other = one[~is_odd], other[~is_odd]
-    difference = float(np.linalg.norm((one - other).ravel()))
-    if not difference:
+    """Compute the norm of the difference, relative to the larger of both norms; equal nan and inf do not differ.
+
+    0 of equal numbers alone, however large or small.
+    """
+    if np.array_equal(one, other, equal_nan=True):
         return 0.0
-    return difference / max(float(np.linalg.norm(one.ravel())), float(np.linalg.norm(other.ravel())))
+    one, other = _floats(one), _floats(other)
+    is_odd = ~(np.isfinite(one) & np.isfinite(other))
+    if not np.array_equal(one[is_odd], other[is_odd], equal_nan=True):
+        return float("inf")
+    one, other = one[~is_odd], other[~is_odd]
+    scale = (
+        float(max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))) or 1.0
+    )  # so that no square overflows
+    one, other = one / scale, other / scale
+    larger = float(max(np.linalg.norm(one), np.linalg.norm(other))) or 1.0
+    return max(float(np.linalg.norm(one - other)) / larger, float(np.finfo(np.float64).tiny))
+
+
+def _floats(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return numbers in a row; a complex one as two."""
+    row = np.ravel(numbers)
+    return row.view(np.float64) if row.dtype.kind == "c" else row.astype(np.float64)
 
 
 def _precision(value: Any) -> tuple[str, float]:
@@ -345,6 +409,6 @@ def _brief(value: Any) -> str:
         return repr(value)
     numbers = _numbers(value)
     if numbers is None or not numbers.ndim:
-        return shown(value)
+        return shown(value if numbers is None else numbers.item())
     first = ", ".join(f"{number:.4g}" for number in numbers.ravel()[:3].tolist())
     return f"[{first}{', ...' if numbers.size > 3 else ''}]"

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from edcache.base import OptionError, SourceError
 from edcache.format import Failure
+from edcache.identity import Recomputed
 from edcache.storage import storage_error
 from edcache.writer.appender import Appender
 from edcache.writer.job import Carried, Job, worker_count
@@ -63,7 +64,7 @@ def crew_size(job: Job) -> int:
     return workers if job.options.timeout is None else max(1, workers)
 
 
-def compute_apart(job: Job) -> Any:
+def compute_apart(job: Job) -> Recomputed | None:
     """Let one worker process compute a sample again, as `job.again` says; None if it ends or hangs before it has.
 
     Raises: as the source, with the traceback as text.
@@ -80,7 +81,7 @@ def compute_apart(job: Job) -> Any:
         _end_worker(worker, _STOP_SECONDS if message is not None else 0)
     if isinstance(message, Carried):
         raise message.restored()
-    return message
+    return message if isinstance(message, Recomputed) else None  # a number: a signal ended it
 
 
 class Crew:

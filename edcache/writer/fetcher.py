@@ -133,7 +133,7 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`."""
     own_positions()
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
-    ways = [lambda: job.source[index], lambda: samples_at(job.source, [*range(index, end)])[0]]
+    ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     return identity.recompute(ways[:least], job.head.codec, least, stored)
 
 

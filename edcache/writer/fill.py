@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from edcache import base, format, storage
+from edcache import base, format, identity, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
@@ -66,7 +66,7 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
     before = _head_of(target)
     with temporary.replacing(target, _LOOK_SECONDS) as session:
         now = _head_of(target)
-        if now is not None and now != before and now.fingerprint == job.head.fingerprint:
+        if now is not None and now != before and _made_as(now, job.head):
             # The same call in another process built it while this one waited.
             storage.remove(session.path)
             return
@@ -74,6 +74,12 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
         if job.sync != "never":
             session.sync()  # a sealed one is synced already; one that lacks samples is not
         storage.replace(session.path, target)
+
+
+def _made_as(one: Head, head: Head) -> bool:
+    if one.fingerprint is None or head.fingerprint is None:
+        return one.fingerprint is head.fingerprint
+    return one.fingerprint == identity.with_entry(head.fingerprint, one.fingerprint)  # seconds differ
 
 
 def _head_of(path: str) -> Head | None:

@@ -261,12 +261,14 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
     if is_first:
         fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
         return
-    todo = _publish(job, keyed, None)
-    while todo is not None:
-        stage = _stage(job, keyed, todo)
+    lacking = _publish(job, keyed, None)
+    if lacking is not None:
+        check_before(job, lacking.known, lacking.places)
+    while lacking is not None:
+        stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
             fill(stage.job)
-            todo = _publish(job, keyed, stage)
+            lacking = _publish(job, keyed, stage)
 
 
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -283,6 +285,14 @@ def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
     source = job.source if is_whole else Subset(job.source, indices.tolist())
     spec = LabelSpec({**job.spec.sources, **keyed.only(indices).columns})
     return replace(job, source=source, spec=spec, head=replace(job.head, length=len(indices)))
+
+
+class _Lacking(NamedTuple):
+    """Samples of the source that an archive lacks, and the ones that it has: known, at places."""
+
+    todo: Ints
+    known: Ints
+    places: Ints
 
 
 class _Stage(NamedTuple):
@@ -308,7 +318,7 @@ def _stages_of(appender: Appender) -> str:
     return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
 
 
-def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
+def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
     """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
 
     tried: a stage that was filled: what it lacks failed, and is absent.
@@ -338,10 +348,8 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
                 start += one.contents.length
         todo = keyed.firsts[places[keyed.firsts] < 0]
         if len(todo):
-            if tried is None:
-                known = np.flatnonzero((places >= 0) & (places < contents.length))
-                check_before(job, known, places[known])
-            return todo
+            known = np.flatnonzero((places >= 0) & (places < contents.length))
+            return _Lacking(todo, known, places[known])
         places = places[keyed.firsts[keyed.order.samples]] if keyed.order is not None else places
         fingerprint = _fingerprint_of(job, appender.chain.origin)
         parts = (chunk for one in takeovers for chunk in one.chunks())

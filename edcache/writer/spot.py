@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 from torch.utils.data import get_worker_info
 
 from edcache import base, identity
-from edcache.base import Ints, OptionError, ReadOptions, StaleCacheError
+from edcache.base import Ints, OptionError, ReadOptions, SourceError, StaleCacheError
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
@@ -48,12 +48,13 @@ def with_first_sample(job: Job) -> Job:
     fingerprint, where = job.head.fingerprint, job.path
     if fingerprint is None or job.options.spot_check is False or is_stream(job.source) or not job.length:
         return job
-    again = None
+    learned = None
     with suppress(Exception):  # the fill raises it again
         again = _as_a_fill_does(job, 0, 2)
-    if again is None:
+        learned = None if again is None else identity.learned(again, job.head.codec)
+    if learned is None:
         return job
-    first, other = identity.learned(again, job.head.codec)
+    first, other = learned
     if other is not None:
         name = f"field {other.field} of sample 0" if other.field else "sample 0"
         base.warn(
@@ -154,20 +155,18 @@ def _compare(
     """Compare samples at positions of the source with records; warn of changed code if no sample is compared."""
     why = "no sample was computed again to compare it"
     for position, index in pairs:
-        stored = _stored(session, index)
         try:
-            again = compute(job, position, 1, stored)
-        except Exception as error:  # noqa: BLE001 - of the user's code: the fill, or a read, raises it again
-            why = f"sample {position} was not compared: {type(error).__name__}: {error}"
+            is_compared, other = _differing(job, session, (position, index), compute)
+        except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
+            why = f"sample {position} was not compared: " + _line(error, job.path)
             base.tell(f"{job.path}: {why}", False if job.asks else job.options.progress)
             break
-        if again is None:
-            break
-        other = _other(session, stored, again, bool(job.asks))
         if other is not None:
             what = f"; the code of {', '.join(job.asks)} changed" if job.asks else _NOTHING
             text = f"{session.path}: sample {position} is another one now: {other}{what}{_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
+        if not is_compared:
+            break
     else:
         if pairs:
             return
@@ -175,10 +174,36 @@ def _compare(
         warn_of_code(session.path, job.asks, why)
 
 
+def _differing(
+    job: Job,
+    session: Session,
+    pair: tuple[int, int],
+    compute: Callable[[Job, int, int, _Record], Recomputed | None],
+) -> tuple[bool, Other | None]:
+    """Compute a sample until it is equal to its record, or is known to repeat.
+
+    Returns: whether it was compared, and a field that is another one.
+    """
+    stored, records, other = _stored(session, pair[1]), list[_Record](), None
+    for least in (1, identity.MOST_DRAWS):  # one that differs may be another one each time
+        again = compute(job, pair[0], least, stored)
+        if again is None:
+            return False, None
+        records += again.records
+        other = _other(session, stored, Recomputed(records, again.seconds), bool(job.asks))
+        if other is None:
+            break
+    return True, other
+
+
 def warn_of_code(path: str, names: Sequence[str], why: str) -> None:
     """Warn of code that has changed since an archive was made, if no sample could be compared."""
     message = f"{path}: the code of {', '.join(names)} changed since this cache was made, and {why}; if it makes other"
     base.warn(f"{message} samples now, build it anew or use another path", once=(path, *names))
+
+
+def _line(error: Exception, path: str) -> str:
+    return next(iter(str(error).removeprefix(f"{path}: ").splitlines()), "")
 
 
 def _stored(session: Session, index: int) -> _Record:
@@ -196,9 +221,12 @@ def _as_a_fill_does(job: Job, index: int, least: int, stored: _Record | None = N
     """Compute a sample again; None if the process that computes it ends. Raises: as the source."""
     options = job.options
     if options.executor is not None:
-        made: Recomputed = options.executor.submit(compute_again, job, index, least, stored).result()
+        task = options.executor.submit(compute_again, job, index, least, stored)
+        error = task.exception()
+        if error is not None:  # an exit or an interrupt of a task is none of this process
+            raise SourceError(f"a task raised {type(error).__name__}: {error}") from error
+        made: Recomputed = task.result()
         return made
     if crew_size(job):
-        apart: Recomputed | None = compute_apart(replace(job, again=(index, least, stored)))
-        return apart
+        return compute_apart(replace(job, again=(index, least, stored)))
     return compute_again(job, index, least, stored)

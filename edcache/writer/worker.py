@@ -44,7 +44,9 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
         job = job.of_worker(slot)
         if job.again is not None:
             turn.begin(job.again[0], 1)
-            results.send(compute_again(job, *job.again))
+            made = compute_again(job, *job.again)
+            turn.end(1, 0)
+            results.send(made)
             return
         with closing(job.open()) as appender:
             appender.claims.join_fillers()

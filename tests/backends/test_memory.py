@@ -212,10 +212,10 @@ def test_samples_stay_when_the_memory_is_closed_and_changing_them_changes_no_cac
 
 
 def test_another_process_joins_and_computes_nothing(name, log):
-    first = CachedDataset(Source(log=log), name)
+    first = CachedDataset(Source(log=log), name, spot_check=False)
 
     def join(say):
-        check(CachedDataset(Source(log=log), name))
+        check(CachedDataset(Source(log=log), name, spot_check=False))
         check(CachedDataset.from_cache(name))
 
     with children(join, join) as started:
@@ -233,8 +233,8 @@ def test_a_name_that_another_source_has_is_refused(name, lazy):
 
 
 def test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it(name, log):
-    old = CachedDataset(Source(log=log), name)
-    new = CachedDataset(Source(log=log), name, keep_existing=False)
+    old = CachedDataset(Source(log=log), name, spot_check=False)
+    new = CachedDataset(Source(log=log), name, spot_check=False, keep_existing=False)
     assert computed(log) == sorted([*range(40)] * 2)
     assert CachedDataset.from_cache(name)._reader.head.uuid == new._reader.head.uuid != old._reader.head.uuid
     check(old)

@@ -196,6 +196,7 @@ def computed(here):
 # ------------------------------------------------------------------------------------------ build
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("jobs", ["", "-j", "-j 2", "--num-workers auto"])
 def test_build_fills_an_archive_and_again_computes_nothing(here, jobs):
     line = f"{BUILD} --key label --key part=meta.split {jobs}"
@@ -214,6 +215,7 @@ def test_build_fills_an_archive_and_again_computes_nothing(here, jobs):
     assert computed(here) == []
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_build_asks_in_batches(here):
     run("build digits:Batches -o out.zip --batch-size 3")
     assert computed(here) == [1, 3, 3]
@@ -261,6 +263,7 @@ def test_compression_and_pickle_reach_the_archive(here):
     assert "pickle" in run("info p.zip").stdout
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_sample_that_raises_is_one_line_as_the_source_says_it_and_the_rest_is_kept(here, monkeypatch):
     monkeypatch.setenv("FAIL_AT", "4")
     message = error_of(BUILD)
@@ -274,6 +277,7 @@ def test_a_sample_that_raises_is_one_line_as_the_source_says_it_and_the_rest_is_
     assert computed(here) == [4]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_an_interrupt_keeps_what_was_computed(here, monkeypatch):
     monkeypatch.setenv("STOP_AT", "3")
     said = run(BUILD, code=130)

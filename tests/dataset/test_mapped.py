@@ -71,7 +71,8 @@ def mapped(fn, source, path, batch_size=8, **options):
     """As `edcache.map`; with devices, the function of a batch is made by one of the device."""
     if "devices" in options and not isinstance(fn, torch.nn.Module):
         fn = functools.partial(on, fn)
-    return edcache.map(fn, source, path, batch_size=batch_size, progress=False, **options)
+    options |= {"progress": False, "spot_check": False}
+    return edcache.map(fn, source, path, batch_size=batch_size, **options)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -386,6 +387,7 @@ def test_each_process_has_a_device_of_its_own_also_after_a_death(tmp_path):
         devices=["cpu", "cpu:0"],
         multiprocessing_context="fork",
         progress=False,
+        spot_check=False,
     )
     assert all(same(ds[index], {"half": half_of(index, 1)}) for index in range(200))
     devices = dict(line.split()[:2] for line in log.read_text().splitlines())
@@ -662,18 +664,18 @@ def test_of_a_parent_that_is_made_anew_only_what_changed_is_computed(tmp_path):
 
     log, path = tmp_path / "log", tmp_path / "m.zip"
     first = parent("a.zip", {"a": 1, "b": 2})
-    edcache.map(fn, first, path, batch_size=2, progress=False)
+    edcache.map(fn, first, path, batch_size=2, progress=False, spot_check=False)
     first = parent("a.zip", {"a": 1, "b": 5, "c": 3})
-    edcache.map(fn, first, path, batch_size=2, progress=False)
+    edcache.map(fn, first, path, batch_size=2, progress=False, spot_check=False)
     assert log.read_text().split() == [*"1253"]
     both = edcache.concat([first, parent("b.zip", {"d": 4})])
     with pytest.raises(StaleCacheError):
-        edcache.map(fn, first.with_transform(dict), path, batch_size=2, progress=False)
-    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False)
+        edcache.map(fn, first.with_transform(dict), path, batch_size=2, progress=False, spot_check=False)
+    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False, spot_check=False)
     both = edcache.concat([first, parent("b.zip", {"e": 6, "d": 4}), parent("c.zip", {"f": 7})])
-    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False)
+    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False, spot_check=False)
     assert log.read_text().split() == [*"1253153467"]
-    ds = edcache.map(fn, first[[2, 0]], path, batch_size=2, progress=False)
+    ds = edcache.map(fn, first[[2, 0]], path, batch_size=2, progress=False, spot_check=False)
     assert [int(sample["y"]) for sample in ds] == [4, 2]
     assert len(log.read_text().split()) == 10
 
@@ -1129,5 +1131,5 @@ def test_a_function_that_counts_its_calls_is_the_same(tmp_path):
         return sample
 
     for _ in range(2):
-        assert len(edcache.map(fn, [1, 2, 3], tmp_path / "m.zip", progress=False)) == 3
+        assert len(edcache.map(fn, [1, 2, 3], tmp_path / "m.zip", progress=False, spot_check=False)) == 3
     assert len(calls) == 3

@@ -63,7 +63,8 @@ class TestDiffusion:
 
         def cached(prompts):
             samples = [{"prompt": prompt} for prompt in prompts]
-            return edcache.map(embed, samples, "mine.zip", batch_size=4, key="prompt", progress=False)
+            options = {"batch_size": 4, "progress": False, "spot_check": False}
+            return edcache.map(embed, samples, "mine.zip", key="prompt", **options)
 
         first = cached(["a cat", "a dog", "a cat", "a cat"])
         assert sorted(embed._prompts) == ["a cat", "a dog"]
@@ -271,7 +272,7 @@ class TestLeRobot:
             return plain(episode, frames)
 
         page.Frames.__getitems__.__globals__["decode"] = decode
-        options = {"batch_size": 16, "progress": False}
+        options = {"batch_size": 16, "progress": False, "spot_check": False}
         edcache.CachedDataset(page.Frames([20, 5]), "top.zip", **options)
         assert opened == [(0, 16), (0, 4), (1, 5)]
         ds = edcache.CachedDataset(page.Frames([20, 5, 7]), "top.zip", **options)

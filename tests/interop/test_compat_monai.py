@@ -129,6 +129,7 @@ def test_hash_transform_tells_transforms_apart(tmp_path, ours, parts):
     assert len(list(tmp_path.glob("*.zip"))) == 2
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"runtime_cache": True}], ids=str)
 def test_a_cache_dataset_is_filled_once(tmp_path, ours, options, parts):
     log = tmp_path / "log"
@@ -149,6 +150,7 @@ def test_a_cache_dataset_is_filled_once(tmp_path, ours, options, parts):
     assert not os.path.exists(folders[1])
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_cache_dataset_with_a_folder_is_there_for_the_next_run(tmp_path, ours, parts):
     log = tmp_path / "log"
     for _ in range(2):
@@ -159,6 +161,7 @@ def test_a_cache_dataset_with_a_folder_is_there_for_the_next_run(tmp_path, ours,
     assert computed(log) == 3
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_items_of_one_hash_are_cached_once(tmp_path, ours, parts):
     log = tmp_path / "log"
     data = [{"n": n} for n in (0, 1, 1, 0)]

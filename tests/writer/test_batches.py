@@ -1,5 +1,6 @@
 """A source with `__getitems__` is asked for batches; what one sample does wrong is that sample's."""
 
+import functools
 import itertools
 import os
 import signal
@@ -15,6 +16,8 @@ import edcache
 from edcache import CachedDataset, OptionError, SourceError
 
 COUNT = 100
+# It computes only what it stores.
+cached = functools.partial(CachedDataset, spot_check=False)
 
 
 def value(index):
@@ -88,7 +91,7 @@ def test_every_sample_is_asked_for_once_in_batches(tmp_path, log, form, options)
         options = {"executor": ThreadPoolExecutor(options["executor"])}
     keys = None if form == "tuple" else ["label"]
     source = Batches(log, form)
-    ds = CachedDataset(source, tmp_path / "a.zip", batch_size=16, in_memory_keys=keys, **options)
+    ds = cached(source, tmp_path / "a.zip", batch_size=16, in_memory_keys=keys, **options)
     check(ds, form)
     asked = calls(log)
     assert sorted(map(len, asked)) == [4, *[16] * 6]
@@ -98,10 +101,10 @@ def test_every_sample_is_asked_for_once_in_batches(tmp_path, log, form, options)
 
 
 def test_without_a_batch_size_a_batch_is_a_claim(tmp_path, log):
-    check(CachedDataset(Batches(log), tmp_path / "a.zip"))
+    check(cached(Batches(log), tmp_path / "a.zip"))
     assert {len(indices) for indices in calls(log)} == {1}  # a hundredth of the source
     log.unlink()
-    CachedDataset(Batches(log, count=6400), tmp_path / "b.zip")
+    cached(Batches(log, count=6400), tmp_path / "b.zip")
     assert {len(indices) for indices in calls(log)} == {64}
 
 
@@ -110,11 +113,11 @@ def test_without_a_batch_size_a_batch_is_a_claim(tmp_path, log):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_is_narrowed_to_the_sample(tmp_path, log, bad, workers):
     source = Batches(log, "dict", bad)
-    ds = CachedDataset(source, tmp_path / "a.zip", batch_size=16, on_error="skip", num_workers=workers)
+    ds = cached(source, tmp_path / "a.zip", batch_size=16, on_error="skip", num_workers=workers)
     assert [(failure.index, failure.error) for failure in ds.errors] == [(k, "ValueError") for k in bad]
     check(ds, absent=bad)
     log.unlink()
-    check(CachedDataset(Batches(log), tmp_path / "a.zip", fingerprint=False))
+    check(cached(Batches(log), tmp_path / "a.zip", fingerprint=False))
     assert sorted(indices_of(calls(log))) == bad
 
 
@@ -123,9 +126,9 @@ def test_the_error_names_the_sample_and_what_was_computed_stays(tmp_path, log):
     with pytest.raises(
         SourceError, match=r"the source raised at index 37: ValueError: sample 37 is bad; .* 37 of 100"
     ):
-        CachedDataset(Batches(log, bad=[37]), tmp_path / "a.zip", batch_size=10)
+        cached(Batches(log, bad=[37]), tmp_path / "a.zip", batch_size=10)
     log.unlink()
-    check(CachedDataset(Batches(log), tmp_path / "a.zip", batch_size=10, fingerprint=False))
+    check(cached(Batches(log), tmp_path / "a.zip", batch_size=10, fingerprint=False))
     assert indices_of(calls(log)) == list(range(37, COUNT))
 
 
@@ -173,7 +176,7 @@ def test_the_sample_of_a_batch_that_ends_or_hangs_its_process_is_set_aside(tmp_p
 
 def test_a_subset_is_asked_for_batches_if_its_dataset_gives_them(tmp_path, log):
     order = np.random.default_rng(0).permutation(COUNT)
-    ds = CachedDataset(Subset(Batches(log, "dict"), order), tmp_path / "a.zip", batch_size=25)
+    ds = cached(Subset(Batches(log, "dict"), order), tmp_path / "a.zip", batch_size=25)
     assert [int(sample["x"][0]) for sample in ds] == order.tolist()
     assert [len(indices) for indices in calls(log)] == [25] * 4
 
@@ -181,9 +184,9 @@ def test_a_subset_is_asked_for_batches_if_its_dataset_gives_them(tmp_path, log):
 @a_batch_raises
 def test_a_batch_size_of_its_own_goes_on_with_a_fill_that_had_another(tmp_path, log):
     with pytest.raises(SourceError):
-        CachedDataset(Batches(log, bad=[50]), tmp_path / "a.zip", batch_size=4)
+        cached(Batches(log, bad=[50]), tmp_path / "a.zip", batch_size=4)
     log.unlink()
-    check(CachedDataset(Batches(log), tmp_path / "a.zip", batch_size=20, fingerprint=False))
+    check(cached(Batches(log), tmp_path / "a.zip", batch_size=20, fingerprint=False))
     assert indices_of(calls(log)) == list(range(50, COUNT))
     assert max(map(len, calls(log))) > 4
 

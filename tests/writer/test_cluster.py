@@ -62,7 +62,8 @@ def check(path, tmp_path, but=()):
 
 
 def fill(source, path, executor, **options):
-    return CachedDataset(source, path, in_memory_keys=["y", "name"], executor=executor, **options)
+    options |= {"in_memory_keys": ["y", "name"], "spot_check": False}
+    return CachedDataset(source, path, executor=executor, **options)
 
 
 @pytest.fixture(scope="module", params=thinned(["fork", "spawn", "threads", "loky"], 2))

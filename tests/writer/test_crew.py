@@ -108,7 +108,8 @@ def check_whole(path, count=COUNT, but=()):
 
 
 def fill(source, path, workers=2, **options):
-    return CachedDataset(source, path, in_memory_keys=["y"], num_workers=workers, **options)
+    options |= {"in_memory_keys": ["y"], "spot_check": False}
+    return CachedDataset(source, path, num_workers=workers, **options)
 
 
 # --- the work is shared -----------------------------------------------------------------------------

@@ -72,7 +72,8 @@ def log(tmp_path):
 
 
 def filled(source, path, **options):
-    return CachedDataset(source, path, progress=False, in_memory_keys=["label"], **options)
+    options |= {"in_memory_keys": ["label"], "progress": False, "spot_check": False}
+    return CachedDataset(source, path, **options)
 
 
 def take_calls(log):

@@ -1,5 +1,6 @@
 """Ranks that are threads of one process, as torch_xla runs them on a CPU: one path, a dataset each."""
 
+import functools
 import os
 import re
 import threading
@@ -68,36 +69,36 @@ def run_ranks(rank, number=RANKS):
 
 
 def lazily(source, path):
-    ds = CachedDataset(source, path, lazy=True)
+    ds = cached(source, path, lazy=True)
     for i in np.random.default_rng(threading.get_ident()).permutation(COUNT).tolist():
         assert ds[i]["y"] == i % 7
     return ds.warmup()
 
 
 def decorated(source, path):
-    return edcache.cachable(path)(make)(source.log)
+    return edcache.cachable(path, spot_check=False)(make)(source.log)
 
 
 def make(log):
     return Source(log)
 
 
+# They compute only what they store.
+cached = functools.partial(CachedDataset, spot_check=False)
 WAYS = {
-    "a file": CachedDataset,
-    "by workers": lambda source, path: CachedDataset(
-        source, path, num_workers=2, multiprocessing_context="fork"
-    ),
-    "anew": lambda source, path: CachedDataset(source, path, keep_existing=False),
-    "synced": lambda source, path: CachedDataset(source, path, sync=0.05),
-    "an iterable": lambda source, path: CachedDataset(Stream(source.log), path),
-    "a preloaded file": lambda source, path: CachedDataset(source, path, preload="shm"),
-    "memory": lambda source, path: CachedDataset(source, f"shm://ranks{str(path).replace('/', '-')}"),
-    "memory by workers": lambda source, path: CachedDataset(
+    "a file": cached,
+    "by workers": lambda source, path: cached(source, path, num_workers=2, multiprocessing_context="fork"),
+    "anew": lambda source, path: cached(source, path, keep_existing=False),
+    "synced": lambda source, path: cached(source, path, sync=0.05),
+    "an iterable": lambda source, path: cached(Stream(source.log), path),
+    "a preloaded file": lambda source, path: cached(source, path, preload="shm"),
+    "memory": lambda source, path: cached(source, f"shm://ranks{str(path).replace('/', '-')}"),
+    "memory by workers": lambda source, path: cached(
         source, f"shm://rankw{str(path).replace('/', '-')}", num_workers=2, multiprocessing_context="fork"
     ),
     "lazily": lazily,
     "a decorated factory": decorated,
-    "a URL": lambda source, path: CachedDataset(source, f"memory://bucket{path}"),
+    "a URL": lambda source, path: cached(source, f"memory://bucket{path}"),
 }
 
 
