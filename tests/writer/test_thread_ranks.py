@@ -162,11 +162,11 @@ def test_a_rank_that_comes_to_its_end_after_another_uploaded_takes_what_is_there
 
     def rank(place):
         if place == 0:
-            ds = CachedDataset(Meeting(log, 2), url)
+            ds = CachedDataset(Meeting(log, 2), url, spot_check=False)
             uploaded.set()
             return ds
         assert in_first.wait(60)
-        return CachedDataset(Meeting(log, 2), url, progress=late_progress)
+        return CachedDataset(Meeting(log, 2), url, progress=late_progress, spot_check=False)
 
     found = run_ranks(rank, 2)
     assert held == [True]
