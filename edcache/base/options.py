@@ -116,7 +116,8 @@ class ReadOptions(Options):
             default, into `$EDCACHE_DIR/copies` (`~/.cache/edcache/copies`). False reads without a copy.
         max_bytes: a limit in bytes, or as text such as "20GB"; a fraction such as 0.5 is that part of the free disk. It
             limits the disk space of all copies in the folder of `local` (by default 0.5); bytes without room there are
-            read from far. With lazy=True it limits the archive; samples that do not fit are computed at every read.
+            read from far. With lazy=True it limits the archive; samples that do not fit are computed at every read. In
+            shared memory the default is then 0.75 of the free part.
     """
 
     verify: Verify = "touch"

@@ -38,7 +38,9 @@ class Building:
             )
         self._store = store
         self._stage = store.stage()
-        self._max_bytes = base.bytes_limit(options.max_bytes, store.part)
+        self._max_bytes = base.bytes_limit(
+            store.max_bytes if options.max_bytes is None else options.max_bytes, store.part
+        )
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")

@@ -21,7 +21,12 @@ ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
-    """Address of one cache; opens nothing. A backend overrides the methods that differ from a file's."""
+    """Address of one cache; opens nothing. A backend overrides the methods that differ from a file's.
+
+    Attributes: max_bytes: default of the option of a lazy cache.
+    """
+
+    max_bytes: float | None = None
 
     def reader(self, options: base.ReadOptions) -> Reader:
         """Make a Reader; raises as `Reader`, and OptionError for options that only files take."""

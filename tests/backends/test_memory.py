@@ -663,6 +663,16 @@ def test_an_archive_for_which_there_is_no_room_is_not_copied(small, path):
     cache.close()
 
 
+@pytest.mark.parametrize(("limit", "least", "most"), [(None, 40e6, 51e6), (1.0, 60e6, 68e6)])
+def test_a_lazy_cache_leaves_room_for_the_batches_of_workers(small, limit, least, most):
+    cache = CachedDataset(Large(90), "shm://lazy", lazy=True, max_bytes=limit, chunk_size=2)
+    with pytest.warns(RuntimeWarning, match="samples that are not stored yet are computed at every read"):
+        samples = [cache[i] for i in range(90)]
+    assert all(torch.equal(sample, Large()[i]) for i, sample in enumerate(samples))
+    assert least < os.stat(cache.path).st_blocks * 512 < most
+    cache.close()
+
+
 # ------------------------------------------------------------------------------------------ names
 
 

@@ -48,6 +48,9 @@ def _path_in(folder: str, name: str) -> str:
 class MemoryStore(FileStore):
     """A cache in shared memory."""
 
+    # DataLoader workers that find no room for their batches die.
+    max_bytes = 0.75
+
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
         if not storage.is_in_memory(text):
             if not text.startswith(_PREFIX):
