@@ -120,7 +120,7 @@ def recompute(
 
     Args:
         ways: functions that compute it, called in turn. A sample that draws random numbers is computed up to eight
-            times, for at most two seconds; any other as often, for a tenth of a second.
+            times, for at most two seconds; without a record any other one too, for at most a tenth of a second.
         least: number of computations, if they take no two seconds. stored: record; an equal one ends it.
     Raises: as the source.
     """
@@ -138,7 +138,7 @@ def recompute(
             if records[-1] == stored:
                 return Recomputed(records, best)
             seconds = time.monotonic() - began
-            may_draw = seconds < _QUICK or _states_as_bytes() != before
+            may_draw = (stored is None and seconds < _QUICK) or _states_as_bytes() != before
             if seconds > SECONDS or len(records) >= (MOST_DRAWS if may_draw else least):
                 return Recomputed(records, best)
 
@@ -368,7 +368,8 @@ def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     """
     if np.array_equal(one, other, equal_nan=True):
         return 0.0
-    one, other = _floats(one), _floats(other)
+    is_complex = "c" in (one.dtype.kind, other.dtype.kind)
+    one, other = _floats(one, is_complex), _floats(other, is_complex)
     is_odd = ~(np.isfinite(one) & np.isfinite(other))
     if not np.array_equal(one[is_odd], other[is_odd], equal_nan=True):
         return float("inf")
@@ -381,10 +382,10 @@ def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     return max(float(np.linalg.norm(one - other)) / larger, float(np.finfo(np.float64).tiny))
 
 
-def _floats(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _floats(numbers: npt.NDArray[Any], is_complex: bool) -> npt.NDArray[np.float64]:
     """Return numbers in a row; a complex one as two."""
     row = np.ravel(numbers)
-    return row.view(np.float64) if row.dtype.kind == "c" else row.astype(np.float64)
+    return row.astype(np.complex128).view(np.float64) if is_complex else row.astype(np.float64)
 
 
 def _precision(value: Any) -> tuple[str, float]:
