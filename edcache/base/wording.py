@@ -7,6 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import zip_longest
 from typing import Any, Final
@@ -46,7 +47,8 @@ def shown(value: object) -> str:
         head = abs(value) >> (value.bit_length() + 3) // 4 * 4 - 32  # in hex, as digits may be refused
         return f"{'-' * (value < 0)}{head:#x}... of {value.bit_length():,} bits"
     if value is None or isinstance(value, (bool, int, float, dt.date, dt.timedelta, np.generic)):
-        return str(value)
+        with suppress(ValueError):  # a datetime64 without a unit
+            return str(value)
     return f"<{type(value).__name__}>"
 
 

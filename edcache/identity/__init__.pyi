@@ -8,6 +8,7 @@ from .spot import FirstSample as FirstSample
 from .spot import Other as Other
 from .spot import Recomputed as Recomputed
 from .spot import find_other as find_other
+from .spot import holds_generator as holds_generator
 from .spot import learned as learned
 from .spot import recompute as recompute
 from .spot import with_entry as with_entry

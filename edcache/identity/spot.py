@@ -17,8 +17,10 @@ What must never happen: that a check changes the random generators of the proces
 
 from __future__ import annotations
 
+import functools
 import random
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -34,6 +36,7 @@ from edcache.codec import Encoder, decoder_of
 ENTRY: Final = "first_sample"
 """Entry of a fingerprint."""
 
+_MOST_HELD: Final = 10_000
 SECONDS: Final = 2.0
 """Longest time of a sample that is computed again unasked."""
 
@@ -118,7 +121,7 @@ def recompute(
 
     Args:
         ways: functions that compute it, called in turn. A sample that draws global random numbers is computed up to
-            eight times, for at most two seconds.
+            eight times, for at most two seconds; two draws of a coin are equal half of the time.
         least: number of computations, if they take no two seconds. stored: record; an equal one ends it.
     Raises: as the source.
     """
@@ -139,6 +142,25 @@ def recompute(
             draws = _comparable(_states()) != before
             if seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
                 return Recomputed(records, best)
+
+
+def holds_generator(thing: Any) -> bool:
+    """True if an object holds a random generator of its own, in attributes, containers or closures."""
+    waiting, seen = [thing], set[int]()
+    for one in waiting:
+        if isinstance(one, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
+            return True
+        if id(one) in seen or len(waiting) > _MOST_HELD:
+            continue
+        seen.add(id(one))
+        if isinstance(one, list | tuple | dict):
+            waiting += [*(one.values() if isinstance(one, dict) else one)][:_MOST_HELD]
+        elif isinstance(one, types.FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+        elif not isinstance(one, type | types.ModuleType):
+            waiting += [getattr(one, "__self__", None), *getattr(one, "__dict__", {}).values()]
+            waiting += [one.func, one.args, one.keywords] if isinstance(one, functools.partial) else []
+    return False
 
 
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
@@ -372,7 +394,8 @@ def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     """
     if np.array_equal(one, other, equal_nan=True):
         return 0.0
-    one, other = _floats(one), _floats(other)
+    is_complex = "c" in (one.dtype.kind, other.dtype.kind)
+    one, other = _floats(one, is_complex), _floats(other, is_complex)
     is_odd = ~(np.isfinite(one) & np.isfinite(other))
     if not np.array_equal(one[is_odd], other[is_odd], equal_nan=True):
         return float("inf")
@@ -385,10 +408,10 @@ def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     return max(float(np.linalg.norm(one - other)) / larger, float(np.finfo(np.float64).tiny))
 
 
-def _floats(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _floats(numbers: npt.NDArray[Any], is_complex: bool) -> npt.NDArray[np.float64]:
     """Return numbers in a row; a complex one as two."""
     row = np.ravel(numbers)
-    return row.view(np.float64) if row.dtype.kind == "c" else row.astype(np.float64)
+    return row.astype(np.complex128).view(np.float64) if is_complex else row.astype(np.float64)
 
 
 def _precision(value: Any) -> tuple[str, float]:

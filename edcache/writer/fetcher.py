@@ -134,6 +134,8 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     own_positions()
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
+    if stored is None and identity.holds_generator(job.source):
+        least = identity.MOST_DRAWS
     return identity.recompute(ways[:least], job.head.codec, least, stored)
 
 

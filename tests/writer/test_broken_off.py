@@ -156,11 +156,11 @@ def test_an_exception_in_the_source_keeps_everything_before_it(
     tmp_path: Path, k: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = Failing(k, OSError("broken file"))
-    path = tmp_path / "failing.zip"
+    path, options = tmp_path / "failing.zip", {"in_memory_keys": ["y"], "spot_check": False}
     with pytest.raises(
         edcache.errors.SourceError, match=rf"raised at index {k}: OSError: broken file"
     ) as raised:
-        CachedDataset(source, path, in_memory_keys=["y"])
+        CachedDataset(source, path, **options)
     assert raised.value.__cause__ is source.error
     cache = CachedDataset.from_cache(path, allow_partial=True)
     assert cache.missing.tolist() == list(range(k, 200))
@@ -171,7 +171,7 @@ def test_an_exception_in_the_source_keeps_everything_before_it(
     capfd.readouterr()
 
     source.fails_at, source.asked = None, []
-    repaired = CachedDataset(source, path, in_memory_keys=["y"])
+    repaired = CachedDataset(source, path, **options)
     assert source.asked == list(range(k, 200))
     assert repaired.complete
     assert [sample["y"] for sample in repaired] == list(range(200))

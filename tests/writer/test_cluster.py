@@ -193,7 +193,9 @@ def chunks_of(path):
 def test_a_local_fill_and_an_engine_share_the_work(path, log, tmp_path):
     source = Source(log, seconds=0.01)
     local = threading.Thread(
-        target=lambda: CachedDataset(source, path, in_memory_keys=["y", "name"], num_workers=1)
+        target=lambda: CachedDataset(
+            source, path, in_memory_keys=["y", "name"], num_workers=1, spot_check=False
+        )
     )
     local.start()
     with ThreadPoolExecutor(1) as executor:

@@ -37,7 +37,7 @@ class Source:
         time.sleep({seconds})
         return {{"x": torch.full((50,), i), "y": i % 3}}
 
-@edcache.cachable({path!r}, in_memory_keys=["y"], {options})
+@edcache.cachable({path!r}, in_memory_keys=["y"], spot_check=False, {options})
 def make(version=1):
     return Source()
 

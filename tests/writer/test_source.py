@@ -423,16 +423,15 @@ class Reading:
 
 
 def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None:
-    path, source = tmp_path / "a.zip", Reading()
+    path, source, new = tmp_path / "a.zip", Reading(), Reading()
     CachedDataset(source, path)
-    other = Reading()
-    for again in (source, other):
+    for again in (source, new):
         CachedDataset(again, path)
     with pytest.raises(StaleCacheError, match="attribute split: 'train' in the archive, 'val' now") as caught:
         CachedDataset(Reading("val"), path)
     assert len(str(caught.value).splitlines()) == 3
     source._file.close()
-    other._file.close()
+    new._file.close()
 
 
 class Raising:

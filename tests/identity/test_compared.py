@@ -1,0 +1,309 @@
+"""A sample that is computed again and its record: equal, rounded, near, another one, or another one each time."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+import torch
+from codec_samples import arrays, leaves, samples, tensors
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from likeness import same
+
+from edcache.codec import Encoder
+from edcache.errors import CodecError
+from edcache.identity import MOST_DRAWS, FirstSample, Other, Recomputed, find_other, learned, recompute
+
+F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+
+
+def record(sample, codec="native", behind=()):
+    """As an archive has it, also behind other samples in a chunk."""
+    encoder = Encoder(codec)
+    for one in behind:
+        encoder.encode(one)
+    encoded = encoder.encode(sample)
+    return encoder.schemas[encoded.schema], bytes(encoded.record())
+
+
+def other_of(before, now, codec="native", is_asked=False, made=None, behind=()):
+    again = Recomputed([record(now, codec)], 0.0)
+    return find_other(record(before, codec, behind), again, made, codec, is_asked)
+
+
+def reordered(sample):
+    """The same, with the keys of each dict the other way round."""
+    if type(sample) is dict:
+        return {key: reordered(part) for key, part in reversed(sample.items())}
+    return [*map(reordered, sample)] if type(sample) is list else sample
+
+
+def near(sample, number):
+    """With a field that differs a bit, so that the other fields are compared one by one."""
+    return {"sample": sample, "near": torch.tensor(1 + number * 1e-3)}
+
+
+# --- equal ---
+
+
+@pytest.mark.parametrize("codec", ["native", "pickle"])
+@given(sample=samples, before=samples)
+def test_an_equal_sample_is_no_other_one(codec, sample, before):
+    try:
+        assert other_of(sample, sample, codec, is_asked=True, behind=[before]) is None
+    except CodecError:
+        assume(codec == "native")  # pickle has no tensor of some dtypes
+        raise
+    assert other_of(sample, reordered(sample), codec, is_asked=True, behind=[before]) is None
+    assert other_of(near(sample, 0), near(reordered(sample), 1), codec) is None
+
+
+class Node:
+    """Equal to itself alone, and it holds itself."""
+
+    def __init__(self, value):
+        self.value, self.itself, self.names = value, self, {f"name {value}" for value in range(9)}
+
+
+class Slots:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("make", [Node, Slots, lambda value: {value}, lambda value: np.array([{value}])])
+def test_an_object_without_a_comparison_is_told_apart_by_its_parts(make):
+    assert other_of(near(make(1), 0), near(make(1), 1), "pickle") is None
+    assert str(other_of(near(make(1), 0), near(make(2), 1), "pickle")).startswith("field sample")
+
+
+# --- another one ---
+
+
+def leaf_paths(sample, path=()):
+    """The keys that lead to each leaf."""
+    if type(sample) not in (dict, list) or not sample:
+        return [path]
+    items = sample.items() if type(sample) is dict else enumerate(sample)
+    return [one for key, part in items for one in leaf_paths(part, (*path, key))]
+
+
+def replaced(sample, path, leaf):
+    if not path:
+        return leaf
+    copy = sample.copy()
+    copy[path[0]] = replaced(copy[path[0]], path[1:], leaf)
+    return copy
+
+
+exact = st.one_of(
+    st.integers(), st.integers(-(1 << 70), 1 << 70), st.text(max_size=9), st.binary(max_size=9), st.none()
+)
+containers = st.recursive(
+    exact,
+    lambda parts: (
+        st.lists(parts, min_size=1, max_size=4)
+        | st.dictionaries(st.sampled_from(["a", "b", "c", "a.b", 1, "1"]), parts, min_size=1, max_size=4)
+    ),
+    max_leaves=9,
+)
+
+
+@given(sample=containers, leaf=exact, data=st.data())
+def test_a_changed_leaf_is_found_and_named(sample, leaf, data):
+    path = data.draw(st.sampled_from(leaf_paths(sample)))
+    changed = replaced(sample, path, leaf)
+    assume(not same(sample, changed))
+    assert other_of(sample, changed).field == ".".join(map(str, path))
+
+
+@given(one=arrays | tensors | leaves, other=arrays | tensors | leaves)
+def test_of_any_two_leaves_it_says_something(one, other):
+    found = other_of({"field": one}, {"field": other})
+    assert found is None or str(found).startswith("field field")
+
+
+NAN, INF = float("nan"), float("inf")
+DIFFERENT = {
+    "integers above 2**53": (2**60, 2**60 + 1),
+    "an array of them": (np.array([2**60]), np.array([2**60 + 1])),
+    "a tensor of them": (torch.tensor([2**62, 1]), torch.tensor([2**62 + 1, 1])),
+    "unsigned ones": (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64)),
+    "numbers with a square of 0": (1e-200, 2e-200),
+    "numbers with an infinite square": (1e200, 2e200),
+    "the largest ones": (1e308, -1e308),
+    "nan": (NAN, 1.0),
+    "inf": (INF, -INF),
+    "nan in an array": (torch.tensor([1.0, NAN]), torch.tensor([NAN, 1.0])),
+    "complex": (1 + 1j, 1 - 1j),
+    "0-dimensional": (np.array(1.0), np.array(2.0)),
+    "another shape": (np.ones((2, 3)), np.ones((3, 2))),
+    "another shape of one number": (np.array(["a"]), np.array([["a"]])),
+    "empty ones": (np.ones((0, 3)), np.ones((0, 4))),
+    "texts": (np.array(["a", "b"]), np.array(["a", "c"])),
+    "days": (np.array(["2020", "2021"], "M8[Y]"), np.array(["2020", "2022"], "M8[Y]")),
+    "records": (np.zeros(2, [("a", "u1")]), np.ones(2, [("a", "u1")])),
+    "a flag": (np.array([True, False]), np.array([True, True])),
+    "bytes that are no image": (np.array([7, 8], np.uint8), np.array([7, 9], np.uint8)),
+    "none": (None, 0),
+    "a text for bytes": ("a", b"a"),
+    "empty containers": ([], {}),
+}
+
+
+@pytest.mark.parametrize(("before", "now"), DIFFERENT.values(), ids=DIFFERENT)
+@pytest.mark.parametrize("codec", ["native", "pickle"])
+def test_what_is_exact_is_another_one(before, now, codec):
+    for one, other in ((before, now), (now, before)):
+        assert other_of({"a": [one]}, {"a": [other]}, codec).field.split(".")[0] == "a"
+        assert other_of([one], [one], codec, is_asked=True) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "text"),
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "field a.b differs by 50 %: 1 in the archive, 2 now"),
+        ({"a": 1, "b": 2}, {"a": 1}, "field b differs: 2 in the archive, absent now"),
+        ({"a": 1}, {"a": 1, "c": 3}, "field c differs: absent in the archive, 3 now"),
+        ([1, [2]], [1, [3]], "field 1.0 differs by 33 %: 2 in the archive, 3 now"),
+        ("cat", "dog", "it differs: 'cat' in the archive, 'dog' now"),
+        (2**60, 2**60 + 1, f"it differs: {2**60} in the archive, {2**60 + 1} now"),
+        (
+            np.arange(4),
+            -np.arange(4),
+            "it differs by 2e+02 %: [0, 1, 2, ...] in the archive, [0, -1, -2, ...] now",
+        ),
+        (np.array(1), np.array(2), "it differs by 50 %: 1 in the archive, 2 now"),
+    ],
+)
+def test_the_field_that_differs_most_is_told(before, now, text):
+    assert str(other_of(before, now)) == text
+
+
+# --- rounded, and near ---
+
+LIMITS = [
+    ("float64", torch.ones(9, dtype=F64), 1e-15, 0.015, 0.05),
+    ("float32", torch.ones(9), 1e-6, 0.015, 0.05),
+    ("float32 image", torch.ones(3, 4, 4), 1e-6, 0.015, 0.05),
+    ("float16", np.ones(9, np.float16), 0.005, 0.015, 0.05),
+    ("bfloat16", torch.ones(9, dtype=BF16), 0.05, 0.05, 0.2),
+    ("complex64", torch.ones(9, dtype=torch.complex64), 1e-6, 0.015, 0.05),
+    ("a float", 1.0, 1e-15, 0.015, 0.05),
+    ("a number of numpy", np.float32(1), 1e-6, 0.015, 0.05),
+]
+
+
+@pytest.mark.parametrize(
+    ("ones", "rounded", "close", "far"), [case[1:] for case in LIMITS], ids=[c[0] for c in LIMITS]
+)
+def test_floating_point_numbers_may_be_rounded_and_others_near(ones, rounded, close, far):
+    for is_asked in (False, True):
+        assert other_of(ones, ones * (1 + rounded), is_asked=is_asked) is None
+        assert other_of(ones, ones * (1 + far), is_asked=is_asked) is not None
+    assert other_of(ones, ones * (1 + close)) is None
+    assert (other_of(ones, ones * (1 + close), is_asked=True) is None) == (close == rounded)
+    assert other_of(ones, ones * 0) is not None
+    # Rounding of the model that made them.
+    assert (
+        other_of(ones, ones * (1 + close), is_asked=True, made=FirstSample(0.0, rounding={"": close / 5}))
+        is None
+    )
+
+
+@pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["torch", "numpy"])
+def test_an_image_may_differ_by_two_levels(make):
+    levels = np.full((8, 8, 3), 9, np.uint8)
+    for change, is_near in ((1, True), (2, True), (3, False)):
+        assert (other_of(make(levels), make(levels + np.uint8(change))) is None) == is_near
+        assert other_of(make(levels), make(levels - np.uint8(change)), is_asked=True) is not None
+
+
+# --- one that is another one each time ---
+
+HELD = {
+    "random": random.Random(1),
+    "numpy": np.random.default_rng(1),
+    "torch": torch.Generator().manual_seed(1),
+}
+COINS = {
+    "random": lambda: random.random() < 0.5,
+    "numpy": lambda: bool(np.random.rand() < 0.5),
+    "torch": lambda: bool(torch.rand(()) < 0.5),
+    "a generator of random": lambda: HELD["random"].random() < 0.5,
+    "a generator of numpy": lambda: bool(HELD["numpy"].random() < 0.5),
+    "a generator of torch": lambda: bool(torch.rand((), generator=HELD["torch"]) < 0.5),
+}
+
+
+@pytest.mark.parametrize("coin", COINS.values(), ids=COINS)
+def test_a_coin_is_no_sample_that_repeats(coin):
+    def again(least, stored=None):
+        return recompute([lambda: {"x": coin()}], "native", least, stored)
+
+    found = [learned(again(2), "native") for _ in range(300)]
+    assert sum(first.repeats for first, _ in found) < 6
+    assert all(first.repeats is (other is None) for first, other in found)
+    # Nor is one that was not noticed taken for another one later.
+    stored = record({"x": True})
+    found = [find_other(stored, again(MOST_DRAWS, stored), None, "native", True) for _ in range(300)]
+    assert sum(one is not None for one in found) < 6
+
+
+def states():
+    return [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_sample_that_repeats_is_learned(least):
+    draws = [lambda: torch.manual_seed(7).seed() and {"x": 1.5}, lambda: {"x": 1.5 * (1 + 1e-4)}]
+    again = recompute(draws[:least], "native", least)
+    first, other = learned(again, "native")
+    assert other is None
+    assert first.repeats
+    assert first.rounding.keys() == {"x"} - {"x" for _ in range(2 - least)}
+    assert FirstSample.of({"first_sample": first.to_json()}).rounding.keys() == first.rounding.keys()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+def test_the_generators_are_as_they_were(fails, bits):
+    def draw():
+        drawn = random.random(), np.random.rand(), torch.rand(3)
+        random.seed(3)
+        torch.manual_seed(3)
+        if fails:
+            raise KeyError(drawn)
+        return drawn
+
+    kept = np.random.get_bit_generator()
+    np.random.set_bit_generator(bits(5))
+    try:
+        before = states()
+        with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+            assert len(recompute([draw], "native").records) > 1
+        assert same(states(), before)
+    finally:
+        np.random.set_bit_generator(kept)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        7,
+        {},
+        {"seconds": 1.0},
+        {"seconds": "1", "rounding": {}},
+        {"seconds": 1.0, "rounding": {"x": "much"}},
+    ],
+)
+def test_what_another_program_wrote_is_no_first_sample(entry):
+    assert FirstSample.of({"first_sample": entry}) is None
+    assert FirstSample.of(None) is None
+
+
+def test_a_value_is_told_in_short():
+    assert len(str(Other("x", INF, "a" * 9999, list(range(9999))))) < 500

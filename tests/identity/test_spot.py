@@ -1,0 +1,498 @@
+"""Spot checks of archives: which samples are computed again, where, and what another one ends."""
+
+import contextlib
+import functools
+import os
+import random
+import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from damage import flip_record
+from filled import computed, note, processes
+from torch.utils.data import DataLoader
+
+import edcache
+from edcache import CachedDataset, OptionError, SourceError, StaleCacheError
+from edcache.errors import CorruptRecordError
+from edcache.reader import Reader
+
+COUNT = 8
+STALE = r"sample \d+ is another one now: field y differs"
+
+
+def sample(i, y=0):
+    return {"x": np.full(3, i, np.float32), "y": i + y}
+
+
+class Source:
+    """Logs what it computes, in which process."""
+
+    def __init__(self, log, make=sample, count=COUNT):
+        self.log, self.make, self.count = log, make, count
+
+    def __edcache_fingerprint__(self):
+        return {}  # nothing tells that another `make` makes other samples
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        note(self.log, i)
+        return self.make(i)
+
+
+class Keyed(Source):
+    def sample_key(self, i):
+        return f"key {i}"
+
+
+moved = functools.partial(sample, y=1)
+
+
+def failing_at(*indices, error=ValueError, make=sample):
+    def compute(i):
+        if i in indices:
+            raise error(f"bad {i}\nand more")
+        return make(i)
+
+    return compute
+
+
+def taken(log):
+    """The samples that were computed since it was last asked."""
+    found = computed(log)
+    log.unlink(missing_ok=True)
+    return found
+
+
+def first_sample(path):
+    with contextlib.closing(Reader(path, allow_partial=True)) as archive:
+        return archive.open().origin.fingerprint["first_sample"]
+
+
+# --- an archive that is opened with its source ---
+
+PLACES = {
+    "a file": ({}, "a.zip"),
+    "a folder that is not there yet": ({}, "deep/a.zip"),
+    "shared memory": ({}, "shm://spot"),
+    "a URL": ({}, "memory://spot/a.zip"),
+    "workers": ({"num_workers": 2}, "a.zip"),
+    "lazy": ({"lazy": True}, "a.zip"),
+    "compressed": ({"compression": "zstd"}, "a.zip"),
+    "pickle": ({"codec": "pickle"}, "a.zip"),
+}
+
+
+@pytest.fixture
+def memory():
+    yield
+    fsspec.filesystem("memory").rm("/", recursive=True)
+
+
+@pytest.mark.parametrize(("options", "path"), PLACES.values(), ids=PLACES)
+def test_one_sample_is_compared_in_this_process(tmp_path, log, memory, monkeypatch, options, path):
+    monkeypatch.chdir(tmp_path)
+    kept = CachedDataset(Source(log), path, **{**options, "lazy": False})
+    assert taken(log) == sorted([*range(COUNT), *[0] * 8])
+    assert len(CachedDataset(Source(log), path, **options)) == COUNT
+    assert processes(log) == {os.getpid()}
+    assert len(taken(log)) == 1
+    with pytest.raises(StaleCacheError, match=STALE) as caught:
+        CachedDataset(Source(log, moved), path, **options)
+    assert caught.value.option == "spot_check"
+    assert CachedDataset(Source(log, moved), path, spot_check=False, **options)[3]["y"] == 3
+    kept.close()
+
+
+def test_nothing_is_written_and_a_read_only_folder_will_do(tmp_path, log, capfd):
+    folder = tmp_path / "folder"
+    path = folder / "a.zip"
+    folder.mkdir()
+    CachedDataset(Source(log), path)
+    before = path.read_bytes(), path.stat().st_mtime_ns, os.listdir(folder)
+    folder.chmod(0o555)
+    capfd.readouterr()
+    CachedDataset(Source(log), path)
+    with pytest.raises(StaleCacheError):
+        CachedDataset(Source(log, moved), path)
+    folder.chmod(0o755)
+    assert (path.read_bytes(), path.stat().st_mtime_ns, os.listdir(folder)) == before
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("asked", "count"), [(None, 1), (True, 1), (1, 1), (3, 3), (99, COUNT), (False, 0)])
+def test_as_many_as_asked_for_are_compared(path, log, asked, count):
+    CachedDataset(Source(log), path)
+    taken(log)
+    CachedDataset(Source(log), path, spot_check=asked)
+    assert len(taken(log)) == count
+
+
+@pytest.mark.parametrize("asked", [0, -1, 1.5, "yes"])
+def test_a_number_of_samples_is_asked_for(path, log, asked):
+    with pytest.raises(OptionError, match="spot_check"):
+        CachedDataset(Source(log), path, spot_check=asked)
+
+
+def test_each_opening_compares_another_sample(path, log):
+    CachedDataset(Source(log), path)
+    taken(log)
+    for _ in range(40):
+        CachedDataset(Source(log), path)
+    assert len({*taken(log)}) > COUNT // 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "asked", "count"),
+    [
+        ({"seconds": 3.0}, None, 0),
+        ({"seconds": 3.0}, True, 1),
+        ({"seconds": 1.9}, None, 1),
+        ({"seconds": 0.1, "repeats": False}, None, 0),
+        ({"seconds": 0.1, "repeats": False}, True, 0),
+    ],
+)
+def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
+    path, log, entry, asked, count
+):
+    told = {"first_sample": {"rounding": {}, **entry}}
+    CachedDataset(Source(log), path, fingerprint=told, spot_check=False)
+    taken(log)
+    CachedDataset(Source(log), path, fingerprint=told, spot_check=asked)
+    assert len(taken(log)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "count"), [("RANK", "0", 1), ("RANK", "1", 0), ("PJRT_LOCAL_PROCESS_RANK", "3", 0)]
+)
+def test_one_rank_compares(path, log, monkeypatch, name, rank, count):
+    CachedDataset(Source(log), path)
+    taken(log)
+    monkeypatch.setenv(name, rank)
+    CachedDataset(Source(log), path)
+    assert len(taken(log)) == count
+
+
+class Opening:
+    """Opens a cache at each sample."""
+
+    def __init__(self, log, path):
+        self.log, self.path = log, path
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return CachedDataset(Source(self.log), self.path)[i]["y"]
+
+
+def test_a_worker_of_a_loader_compares_nothing(path, log):
+    CachedDataset(Source(log), path)
+    taken(log)
+    loader = DataLoader(Opening(log, path), batch_size=None, num_workers=1)
+    assert [*loader] == [0, 1]
+    assert taken(log) == []
+
+
+def test_what_has_no_record_is_not_compared(path, log):
+    ds = CachedDataset(Source(log, failing_at(*range(1, 8))), path, on_error="skip_final")
+    assert ds.missing.tolist() == [*range(1, 8)]
+    taken(log)
+    for _ in range(5):
+        CachedDataset(Source(log), path, on_error="skip_final")
+    assert taken(log) == [0] * 5
+    assert CachedDataset.from_cache(path, allow_partial=True)[0]["y"] == 0
+    assert taken(log) == []
+
+
+def test_a_whole_archive_of_a_factory_is_opened_without_it(path, log):
+    @edcache.cachable(path)
+    def make():
+        made.append(1)
+        return Source(log)
+
+    made = []
+    make()
+    taken(log)
+    assert make()[2]["y"] == 2
+    assert (made, taken(log)) == ([1], [])
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, IndexError])
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_source_that_raises_is_told_in_a_line(path, log, capfd, error, progress):
+    CachedDataset(Source(log), path)
+    capfd.readouterr()
+    source = Source(log, failing_at(*range(COUNT), error=error))
+    assert CachedDataset(source, path, progress=progress)[1]["y"] == 1
+    said = capfd.readouterr().err
+    if progress is None:
+        assert said.startswith(f"{path}: sample ")
+        assert "was not compared: the source raised at index " in said
+        assert f"{error.__name__}: bad " in said
+    assert said.count("\n") == (progress is None)
+
+
+def test_an_interrupt_is_one(path, log):
+    CachedDataset(Source(log), path)
+    with pytest.raises(KeyboardInterrupt):
+        CachedDataset(Source(log, failing_at(*range(COUNT), error=KeyboardInterrupt)), path)
+
+
+def test_a_damaged_record_is_told_where_it_is_read(path, log, capfd):
+    CachedDataset(Source(log, count=1), path)
+    flip_record(path, 0)
+    capfd.readouterr()
+    ds = CachedDataset(Source(log, count=1), path)
+    assert re.fullmatch(r"\S+a\.zip: sample 0 was not compared: .*\n", capfd.readouterr().err)
+    with pytest.raises(CorruptRecordError):
+        ds[0]
+
+
+# --- a fill ---
+
+
+@pytest.mark.parametrize("way", ["here", "workers", "threads"])
+def test_a_fill_computes_its_first_sample_again_where_it_computes(path, log, way):
+    with ThreadPoolExecutor(1) as pool:
+        options = {"here": {}, "workers": {"num_workers": 2}, "threads": {"executor": pool}}[way]
+        CachedDataset(Source(log), path, **options)
+    assert (os.getpid() in processes(log)) == (way != "workers")
+    assert taken(log) == sorted([*range(COUNT), *[0] * 8])
+    known = first_sample(path)
+    assert (known["repeats"], known["rounding"]) == (True, {})
+    assert 0 <= known["seconds"] < 1
+    CachedDataset(
+        Source(log), path.with_name("b.zip"), spot_check=False, num_workers=options.get("num_workers", 0)
+    )
+    assert taken(log) == [*range(COUNT)]
+    with pytest.raises(KeyError):
+        first_sample(path.with_name("b.zip"))
+
+
+def resumed(path, log, **options):
+    with pytest.raises(SourceError):
+        CachedDataset(Source(log, failing_at(5)), path)
+
+
+def grown(path, log, **options):
+    CachedDataset(Source(log, count=5), path)
+
+
+def keyed(path, log, **options):
+    CachedDataset(Keyed(log, count=5), path)
+
+
+BEGUN = {"resumed": (resumed, Source), "grown": (grown, Source), "keyed": (keyed, Keyed)}
+
+
+@pytest.mark.parametrize("way", ["here", "workers", "threads"])
+@pytest.mark.parametrize(("begin", "kind"), BEGUN.values(), ids=BEGUN)
+def test_a_changed_source_adds_nothing(path, log, way, begin, kind):
+    begin(path, log)
+    known, before = first_sample(path), path.read_bytes()
+    taken(log)
+    with ThreadPoolExecutor(1) as pool:
+        options = {"here": {}, "workers": {"num_workers": 2}, "threads": {"executor": pool}}[way] | {
+            "grow": True
+        }
+        with pytest.raises(StaleCacheError, match=STALE):
+            CachedDataset(kind(log, moved), path, **options)
+        assert (os.getpid() in processes(log)) == (way != "workers")
+        assert {*taken(log)} <= {*range(5)}
+        if kind is Keyed:
+            assert path.read_bytes() == before
+        with contextlib.closing(Reader(path, allow_partial=True)) as archive:
+            assert archive.present == 5
+        assert sorted(path.parent.iterdir()) == [path]
+        ds = CachedDataset(kind(log), path, **options)
+    again = taken(log)
+    assert len(again) == 4
+    assert again[0] < 5
+    assert again[1:] == [5, 6, 7]
+    assert [one["y"] for one in ds] == [*range(COUNT)]
+    assert first_sample(path) == known
+
+
+ENDINGS = {"exits": lambda: os._exit(3), "is killed": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+
+
+def ending(what, *indices):
+    def compute(i):
+        if i in indices:
+            ENDINGS[what]()
+        return sample(i)
+
+    return compute
+
+
+@pytest.mark.parametrize("what", ENDINGS)
+def test_a_source_that_ends_its_process_ends_it_as_without_a_check(tmp_path, log, what, capfd):
+    said = []
+    for asked in (False, None):
+        path = tmp_path / f"{asked}.zip"
+        with pytest.raises(SourceError) as caught:
+            CachedDataset(Source(log, ending(what, 0)), path, num_workers=1, spot_check=asked, progress=False)
+        said.append(str(caught.value).replace(str(path), ""))
+    assert said[0] == said[1]
+    # A stored sample that does so now.
+    resumed(path := tmp_path / "c.zip", log)
+    assert CachedDataset(Source(log, ending(what, *range(5))), path, num_workers=1).complete
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_worker_ends_the_check_alone(path, log, number):
+    def compute(i):
+        if not os.path.exists(f"{path}.sent"):
+            open(f"{path}.sent", "w").close()
+            os.kill(os.getpid(), number)
+        return sample(i)
+
+    assert CachedDataset(Source(log, compute), path, num_workers=1).complete
+
+
+def test_a_first_sample_that_hangs_is_waited_for_no_longer_than_any(path, log):
+    stop = tmp = path.with_name("hangs")
+
+    def compute(i):
+        if i == 0 and not os.path.exists(stop):
+            open(tmp, "w").close()
+            signal.pause()
+        return sample(i)
+
+    assert CachedDataset(Source(log, compute), path, timeout=1.0).complete
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("way", ["here", "workers", "threads"])
+def test_what_the_first_sample_raises_the_fill_raises(tmp_path, log, error, way):
+    said = []
+    for asked in (False, None):
+        path = tmp_path / f"{asked}.zip"
+        with ThreadPoolExecutor(1) as pool:
+            options = {"here": {}, "workers": {"num_workers": 1}, "threads": {"executor": pool}}[way]
+            with pytest.raises((SourceError, KeyboardInterrupt)) as caught:
+                CachedDataset(Source(log, failing_at(0, error=error), 1), path, spot_check=asked, **options)
+        text = str(caught.value).partition("; ")[0].replace(str(path), "").removeprefix("interrupted ")
+        said.append((type(caught.value), text))
+    assert said[0] == said[1]
+
+
+def test_of_several_that_build_anew_at_once_one_does(path, log):
+    def slow(i):
+        time.sleep(0.05)
+        return sample(i)
+
+    CachedDataset(Source(log), path, spot_check=False)
+    taken(log)
+    with ThreadPoolExecutor(3) as pool:
+        made = [pool.submit(CachedDataset, Source(log, slow), path, keep_existing=False) for _ in range(3)]
+        assert len({one.result()._reader.head.uuid for one in made}) == 1
+    assert taken(log).count(COUNT - 1) == 1
+
+
+def test_a_keyed_source_is_not_computed_under_the_lock_of_its_archive(path, log):
+    """Another process may then publish: here one that the source starts."""
+    keyed(path, log)
+
+    def compute(i):
+        if os.getpid() == driver and not others:
+            others.append(1)
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(CachedDataset, Keyed(log, count=6), path, spot_check=False).result(30)
+        return sample(i)
+
+    driver, others = os.getpid(), []
+    assert len(CachedDataset(Keyed(log, compute, count=7), path)) == 7
+
+
+# --- samples that are another one each time ---
+
+HELD = random.Random(3)
+COINS = {
+    "random": lambda i: {"x": random.random() < 0.5},
+    "numpy": lambda i: {"x": np.random.rand() < 0.5},
+    "torch": lambda i: {"x": bool(torch.rand(()) < 0.5)},
+    "a generator of its own": lambda i: {"x": HELD.random() < 0.5},
+}
+
+
+@pytest.mark.parametrize("make", COINS.values(), ids=COINS)
+def test_a_coin_is_warned_of_once_and_is_never_stale(path, log, make):
+    with pytest.warns(RuntimeWarning, match="a.zip: field x of sample 0 is another one each time") as caught:
+        CachedDataset(Source(log, make), path)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    taken(log)
+    for _ in range(10):
+        CachedDataset(Source(log, make), path, spot_check=True)
+    assert taken(log) == []
+
+
+@pytest.mark.parametrize("make", COINS.values(), ids=COINS)
+def test_samples_that_do_not_repeat_though_the_first_one_does_are_not_stale(path, log, make):
+    def some(i):
+        return make(i) if i else {"x": True}
+
+    CachedDataset(Source(log, some), path)
+    for _ in range(50):
+        CachedDataset(Source(log, some), path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_generators_are_as_they_were(path, log, fails):
+    def draw(i):
+        drawn = random.random() + np.random.rand() + float(torch.rand(()))
+        if fails:
+            raise ValueError(drawn)
+        return {"x": drawn < 99}
+
+    CachedDataset(Source(log, lambda i: {"x": True}), path)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    CachedDataset(Source(log, draw), path)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+# --- models ---
+
+
+def test_rounding_of_a_model_is_learned(path, log):
+    def model(batch):
+        note(log, len(batch["x"]))
+        return {"z": batch["x"] * (1 + 1e-4 * len(batch["x"]))}  # as another kernel for each size
+
+    rows = [{"x": torch.full((3,), float(i))} for i in range(1, 9)]
+    edcache.map(model, rows, path, batch_size=4, progress=False)
+    sizes = taken(log)
+    assert {*sizes} == {1, 4}
+    assert sizes.count(1) == 4
+    assert sizes.count(4) == 4 + 2
+    assert first_sample(path)["rounding"] == {"z": pytest.approx(3e-4, rel=0.1)}
+    edcache.map(model, rows, path, batch_size=4, progress=False, spot_check=8)
+    assert taken(log) == [1] * 8
+
+
+def test_a_model_that_changed_where_nothing_tells_it_is_stale(path):
+    weights = [{"w": 1.0}]
+
+    class Model:
+        def __edcache_fingerprint__(self):
+            return {}
+
+        def __call__(self, x):
+            return {"z": x["x"] * weights[0]["w"]}
+
+    rows = [{"x": torch.full((3,), float(i))} for i in range(1, 9)]
+    edcache.map(Model(), rows, path, progress=False)
+    weights[0]["w"] = 1.01  # as another processor
+    edcache.map(Model(), rows, path, progress=False)
+    weights[0]["w"] = 1.1
+    with pytest.raises(StaleCacheError, match=r"field z differs by 9\.1 %"):
+        edcache.map(Model(), rows, path, progress=False)
