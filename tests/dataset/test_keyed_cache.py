@@ -1,7 +1,9 @@
 """`KeyedCache`: any number of threads and processes compute each value once, and what is stored stays."""
 
+import copy
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +24,7 @@ from edcache.errors import (
     CorruptRecordError,
     LabelError,
     PartialArchiveWarning,
+    StaleArchiveError,
     UnknownLabelError,
 )
 from edcache.storage import File
@@ -243,6 +247,170 @@ def test_memoize(path):
     length.cache.close()
     with pytest.raises(StaleCacheError, match="version"):
         make(version=2)("ab")
+
+
+SAID = []
+
+
+@edcache.memoize
+def bare(text):
+    SAID.append(text)
+    return text * 2
+
+
+@edcache.memoize()
+def called(text):
+    return text * 3
+
+
+def test_memoize_without_a_path_is_in_the_folder_of_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "folder"))
+    SAID.clear()
+    try:
+        for _ in range(2):
+            assert (bare("a"), called("a")) == ("aa", "aaa")
+        assert SAID == ["a"]
+        names = sorted(path.name for path in (tmp_path / "folder").glob("*.zip"))
+        assert len(names) == 2
+        assert ".bare-" in names[0]
+        assert ".called-" in names[1]
+    finally:
+        bare.cache_clear()
+        called.cache_clear()
+    assert not [*(tmp_path / "folder").glob("*.zip")]
+
+
+def test_a_memoized_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(bare)) is bare
+    assert copy.copy(bare) is bare
+    assert repr(bare).endswith(":bare>")
+
+
+def test_arguments_of_a_memoized_function_are_bound(path):
+    calls = []
+
+    @edcache.memoize(path)
+    def f(a, b=2, *rest, c=3.5, **more):
+        calls.append((a, b, rest, c, more))
+        return [a, b, *rest, c]
+
+    assert f(1) == f(a=1) == f(1, 2) == f(1, c=3.5) == f(b=2, a=1) == [1, 2, 3.5]
+    assert len(calls) == 1
+    assert f(1.0) == [1.0, 2, 3.5]
+    assert f(True) == [True, 2, 3.5]
+    assert f("1") == ["1", 2, 3.5]
+    assert f(np.int64(1)) == [1, 2, 3.5]
+    assert f(None, (1, ("x", b"y")), 5, x=1, y=2) == f(None, (1, ("x", b"y")), 5, y=2, x=1)
+    assert len(calls) == 5
+    assert f.many([(1, 2), (7, 8, 9), 1, 5]) == [[1, 2, 3.5], [7, 8, 9, 3.5], [1, 2, 3.5], [5, 2, 3.5]]
+    assert len(calls) == 7
+    with pytest.raises(TypeError, match=r"f\(\): missing a required argument: 'a'"):
+        f()
+    for wrong in ([1], {1}, torch.ones(2), (1, [2])):
+        with pytest.raises(
+            OptionError, match=r'argument "a" of .*f\(\) is .*; a key .* give memoize\(key=\)'
+        ):
+            f(wrong)
+    assert len(calls) == 7
+
+
+def test_one_plain_argument_is_the_key_itself(path):
+    @edcache.memoize(path)
+    def f(text):
+        return text
+
+    assert f("a") == f(text="a") == "a"
+    assert f((1, "a")) == (1, "a")
+    assert f.many([(2, "b"), "c"]) == [(2, "b"), "c"]
+    assert f.cache["a"] == "a"
+    assert sorted(f.cache.keys()) == ["((1, 'a'),)", "((2, 'b'),)", "a", "c"]
+
+
+def test_a_key_function_gets_the_arguments(path):
+    calls = []
+
+    @edcache.memoize(path, key=lambda image, scale=1: (float(image.sum()), scale))
+    def f(image, scale=1):
+        calls.append(scale)
+        return image * scale
+
+    assert torch.equal(f(torch.ones(2), scale=3), f(torch.ones(2), 3))
+    assert torch.equal(f.many([(torch.ones(2), 3), torch.zeros(2)])[0], torch.ones(2) * 3)
+    assert calls == [3, 1]
+
+    @edcache.memoize(path.with_name("l.zip"), key=lambda value: [value])
+    def g(value):
+        return value
+
+    with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
+        g(1)
+
+
+def test_hits_and_misses_are_counted_and_a_clear_begins_anew(path):
+    @edcache.memoize(path)
+    def f(number):
+        if number < 0:
+            raise ValueError("below zero")
+        return number * 2
+
+    def g(number):
+        return number * 3
+
+    assert f.cache_info() == (0, 0, 0)
+    assert [f(1), f(1), *f.many([1, 2, 2, 3])] == [2, 2, 2, 4, 4, 6]
+    info = f.cache_info()
+    assert (info.hits, info.misses, info.currsize) == (3, 3, 3)
+    with pytest.raises(SourceError, match="below zero") as caught:
+        f(-1)
+    assert isinstance(caught.value.__cause__, ValueError)
+    other = pickle.loads(pickle.dumps(f.cache))  # opens the archive anew
+    assert len(other) == 3
+    f.cache_clear()
+    assert not path.exists()
+    f.cache_clear()
+    assert f.cache_info() == (0, 0, 0)
+    assert f(1) == 2
+    assert f.cache_info() == (0, 1, 1)
+    with pytest.raises(StaleArchiveError, match="open it again"):
+        other.get_or_create(9, lambda: 9)
+    f.cache.close()
+    g = edcache.memoize(path, version=2)(g)
+    with pytest.raises(StaleCacheError):
+        g(1)
+    g.cache_clear()  # also of another function
+    assert g(1) == 3
+
+
+class Model:
+    def __init__(self, name):
+        self.name = name
+
+    @edcache.memoize("never.zip")
+    def without_key(self, text):
+        return text
+
+    @staticmethod
+    @edcache.memoize
+    def static(text):
+        return text * 4
+
+
+def test_methods_need_a_key(path):
+    with pytest.raises(
+        OptionError, match=r'argument "self" of Model.without_key\(\) is a Model; .*memoize\(key='
+    ):
+        Model("a").without_key("b")
+    assert not os.path.exists("never.zip")
+    assert Model("a").static("b") == "bbbb"
+    Model.static.cache_clear()
+
+    class Named(Model):
+        @edcache.memoize(path, key=lambda self, text: (self.name, text))
+        def shown(self, text):
+            return f"{self.name} {text}"
+
+    assert [Named(name).shown("x") for name in "aba"] == ["a x", "b x", "a x"]
+    assert Named.shown.cache_info() == (1, 2, 2)
 
 
 @pytest.mark.parametrize(
