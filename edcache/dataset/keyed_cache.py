@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import json
 import os
 import re
 import threading
@@ -22,13 +23,14 @@ from edcache.base import (
     OptionError,
     SourceError,
     StaleArchiveError,
+    StaleCacheError,
     UnknownLabelError,
     WriteOptions,
     described,
     takes,
 )
 from edcache.dataset.keys import shown_key, stored_keys
-from edcache.format import KEY_COLUMN, Key, KeyTable, Root
+from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
 
@@ -70,10 +72,11 @@ class KeyedCache:
     Args:
         path: the archive. It is made if it is not there. `CachedDataset.from_cache(path)` opens it, with the keys as
             `ds.keys`.
-        fingerprint: a dict that tells what makes the values, such as the name of a model; it must equal the archive's.
+        fingerprint: a value of JSON that tells what makes the values, such as a dict with the name of a model; it must
+            equal the archive's.
         keywords: these options.
     Raises:
-        StaleCacheError: the archive has another fingerprint.
+        StaleCacheError: the archive has another fingerprint. OptionError: it is no value of JSON.
 
     A key is text, bytes, an int or a tuple; all keys of an archive are of one type. A value is anything that a sample
     may be.
@@ -90,12 +93,12 @@ class KeyedCache:
         self,
         path: str | os.PathLike[str],
         *,
-        fingerprint: dict[str, Any] | None = None,
+        fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
         self.path = writer.store_at(path).path
         self._options = WriteOptions.of(None, keywords, "KeyedCache")
-        self._made_by = fingerprint
+        self._made_by = _told(fingerprint)
         self._files = base.PerProcess[_Archive]()
         self._archive()
 
@@ -171,10 +174,35 @@ class KeyedCache:
         self.close()
 
 
+def _told(fingerprint: Any) -> dict[str, Any]:
+    """Return a fingerprint as an archive has it. Raises: OptionError, it is no value of JSON."""
+    try:
+        told = base.loads(json.dumps(fingerprint, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"fingerprint={fingerprint!r:.60} is no value of JSON: {error}; give text, numbers, True, False, None, or "
+            "lists and dicts of these",
+            option="fingerprint",
+        ) from None
+    return {"arguments": told} if isinstance(told, dict) else {"arguments": {}, "version": told}
+
+
+def _check_told(path: str, origin: Head, told: dict[str, Any]) -> None:
+    """Raise StaleCacheError if an archive has another fingerprint."""
+    changed = writer.differences(origin.fingerprint, told) if writer.tells_source(origin) else []
+    if changed:
+        remedy = "use another path, or delete the file, as cache_clear() of memoize does"
+        lines = [
+            line.replace("version: ", "fingerprint: ", line.startswith("version")) for line in changed
+        ]  # in its place, of no dict
+        text = writer.stale_message(path, told, lines, remedy)
+        raise StaleCacheError(text, path=path, option="fingerprint")
+
+
 class _Archive:
     """Archive of a KeyedCache in one process."""
 
-    def __init__(self, path: str, options: WriteOptions, fingerprint: dict[str, Any] | None) -> None:
+    def __init__(self, path: str, options: WriteOptions, fingerprint: dict[str, Any]) -> None:
         self._path = path
         self._adding: list[Any] = []  # keys of the samples that are being added
         spec = LabelSpec({KEY_COLUMN: OfIndex(self._adding)})
@@ -182,11 +210,11 @@ class _Archive:
             spec,
             codec=options.codec or "native",
             compression=options.compression,
-            fingerprint={"arguments": {}} if fingerprint is None else {"arguments": fingerprint},
+            fingerprint=fingerprint,
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
         try:
-            writer.check_origin(path, self._appender.chain.origin, head, None)
+            _check_told(path, self._appender.chain.origin, fingerprint)
             spec = writer.adopt_labels(self._appender.head, spec, path)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(
@@ -454,7 +482,7 @@ class _Claims:
 
 
 class CacheInfo(NamedTuple):
-    """Calls of a memoized function in this process: found and computed results; and the number of results that are kept."""
+    """Results that a memoized function found, and computed, in this process; and the number that its archive has."""
 
     hits: int
     misses: int

@@ -217,6 +217,61 @@ def test_what_makes_the_values_identifies_them(path):
             KeyedCache(path, fingerprint=other)
 
 
+PLAIN = [
+    None, False, 0, 1, 1.5, "", "clip-b32", "clip-l14", [], ["clip-b32"], ["clip-l14"], [["a"], {"b": None}],
+    {"model": "a"}, {"model": None}, {"fingerprint": "clip-b32"}, {"version": "clip-b32"}, {"1": 2}, {"ü": "é"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", PLAIN, ids=repr)
+def test_any_value_of_json_identifies_the_values(path, made):
+    for _ in range(2):
+        with KeyedCache(path, fingerprint=made) as cache:
+            assert cache.get_or_create("k", lambda: 1) == 1
+    for other in PLAIN:
+        if repr(other) != repr(made):
+            with pytest.raises(StaleCacheError) as caught:
+                KeyedCache(path, fingerprint=other)
+            assert str(caught.value).endswith(
+                "use another path, or delete the file, as cache_clear() of memoize does"
+            )
+            assert caught.value.option == "fingerprint"
+
+
+def test_the_error_shows_both_fingerprints(path):
+    KeyedCache(path, fingerprint="clip-b32").close()
+    with pytest.raises(StaleCacheError, match="fingerprint: 'clip-b32' in the archive, 'clip-l14' now"):
+        KeyedCache(path, fingerprint="clip-l14")
+
+
+def test_values_that_json_writes_alike_are_the_same(path):
+    for made in ({1: (2, 3)}, {"1": [2, 3]}, {1: [2, 3]}):
+        KeyedCache(path, fingerprint=made).close()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"p": b"x"},
+        np.float32(1),
+        {"scale": np.float32(1)},
+        {1},
+        float("nan"),
+        [object()],
+        {(1, 2): 3},
+        {1: 2, "1": 3},
+    ],
+    ids=repr,
+)
+def test_a_fingerprint_that_is_no_json_is_refused(path, made):
+    with pytest.raises(
+        OptionError, match="^fingerprint=.* is no value of JSON: .*; give text, numbers"
+    ) as caught:
+        KeyedCache(path, fingerprint=made)
+    assert caught.value.option == "fingerprint"
+    assert not path.exists()
+
+
 def test_a_damaged_value_is_an_error(path):
     with KeyedCache(path) as cache:
         cache.get_many(list("abc"), Created())
