@@ -1,7 +1,9 @@
 """`KeyedCache`: any number of threads and processes compute each value once, and what is stored stays."""
 
+import copy
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import threading
 import time
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +24,7 @@ from edcache.errors import (
     CorruptRecordError,
     LabelError,
     PartialArchiveWarning,
+    StaleArchiveError,
     UnknownLabelError,
 )
 from edcache.storage import File
@@ -161,6 +165,27 @@ def test_a_few_values_more_are_not_worth_a_seal(path, monkeypatch, most_behind, 
     assert edcache.verify(path).sound
 
 
+def test_an_archive_that_no_process_closes_is_sealed_now_and_then(path, monkeypatch):
+    """Opening reads each chunk behind the seal."""
+    monkeypatch.setattr(keyed_cache, "_MOST_OPEN", 10)
+    monkeypatch.setattr(keyed_cache, "_PART_OPEN", 4)
+
+    def put(cache, process):
+        for number in range(60):
+            assert cache.get_or_create(f"{process} {number}", lambda n=number: n) == number
+
+    children = [in_child(lambda k=k: put(KeyedCache(path), k)) for k in range(2)]
+    assert [ended(child) for child in children] == [0, 0]
+    chain = KeyedCache(path)._archive()._appender.chain
+    assert len(chain.behind) < 120 // 4
+    # The most chunks behind a seal grow with the values: seals do not take more than these.
+    assert 3 <= seals(path) <= 8
+    cache = KeyedCache(path)
+    assert len(cache) == 120
+    assert all(cache[f"{k} {number}"] == number for k in range(2) for number in range(60))
+    assert edcache.verify(path).sound
+
+
 def test_values_behind_the_seal_are_there_and_a_seal_can_be_asked_for(path):
     with KeyedCache(path) as cache:
         cache.get_many(range(1000), lambda missing: missing)
@@ -213,6 +238,61 @@ def test_what_makes_the_values_identifies_them(path):
             KeyedCache(path, fingerprint=other)
 
 
+PLAIN = [
+    None, False, 0, 1, 1.5, "", "clip-b32", "clip-l14", [], ["clip-b32"], ["clip-l14"], [["a"], {"b": None}],
+    {"model": "a"}, {"model": None}, {"fingerprint": "clip-b32"}, {"version": "clip-b32"}, {"1": 2}, {"ü": "é"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", PLAIN, ids=repr)
+def test_any_value_of_json_identifies_the_values(path, made):
+    for _ in range(2):
+        with KeyedCache(path, fingerprint=made) as cache:
+            assert cache.get_or_create("k", lambda: 1) == 1
+    for other in PLAIN:
+        if repr(other) != repr(made):
+            with pytest.raises(StaleCacheError) as caught:
+                KeyedCache(path, fingerprint=other)
+            assert str(caught.value).endswith(
+                "use another path, or delete the file, as cache_clear() of memoize does"
+            )
+            assert caught.value.option == "fingerprint"
+
+
+def test_the_error_shows_both_fingerprints(path):
+    KeyedCache(path, fingerprint="clip-b32").close()
+    with pytest.raises(StaleCacheError, match="fingerprint: 'clip-b32' in the archive, 'clip-l14' now"):
+        KeyedCache(path, fingerprint="clip-l14")
+
+
+def test_values_that_json_writes_alike_are_the_same(path):
+    for made in ({1: (2, 3)}, {"1": [2, 3]}, {1: [2, 3]}):
+        KeyedCache(path, fingerprint=made).close()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"p": b"x"},
+        np.float32(1),
+        {"scale": np.float32(1)},
+        {1},
+        float("nan"),
+        [object()],
+        {(1, 2): 3},
+        {1: 2, "1": 3},
+    ],
+    ids=repr,
+)
+def test_a_fingerprint_that_is_no_json_is_refused(path, made):
+    with pytest.raises(
+        OptionError, match="^fingerprint=.* is no value of JSON: .*; give text, numbers"
+    ) as caught:
+        KeyedCache(path, fingerprint=made)
+    assert caught.value.option == "fingerprint"
+    assert not path.exists()
+
+
 def test_a_damaged_value_is_an_error(path):
     with KeyedCache(path) as cache:
         cache.get_many(list("abc"), Created())
@@ -243,6 +323,170 @@ def test_memoize(path):
     length.cache.close()
     with pytest.raises(StaleCacheError, match="version"):
         make(version=2)("ab")
+
+
+SAID = []
+
+
+@edcache.memoize
+def bare(text):
+    SAID.append(text)
+    return text * 2
+
+
+@edcache.memoize()
+def called(text):
+    return text * 3
+
+
+def test_memoize_without_a_path_is_in_the_folder_of_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "folder"))
+    SAID.clear()
+    try:
+        for _ in range(2):
+            assert (bare("a"), called("a")) == ("aa", "aaa")
+        assert SAID == ["a"]
+        names = sorted(path.name for path in (tmp_path / "folder").glob("*.zip"))
+        assert len(names) == 2
+        assert ".bare-" in names[0]
+        assert ".called-" in names[1]
+    finally:
+        bare.cache_clear()
+        called.cache_clear()
+    assert not [*(tmp_path / "folder").glob("*.zip")]
+
+
+def test_a_memoized_function_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(bare)) is bare
+    assert copy.copy(bare) is bare
+    assert repr(bare).endswith(":bare>")
+
+
+def test_arguments_of_a_memoized_function_are_bound(path):
+    calls = []
+
+    @edcache.memoize(path)
+    def f(a, b=2, *rest, c=3.5, **more):
+        calls.append((a, b, rest, c, more))
+        return [a, b, *rest, c]
+
+    assert f(1) == f(a=1) == f(1, 2) == f(1, c=3.5) == f(b=2, a=1) == [1, 2, 3.5]
+    assert len(calls) == 1
+    assert f(1.0) == [1.0, 2, 3.5]
+    assert f(True) == [True, 2, 3.5]
+    assert f("1") == ["1", 2, 3.5]
+    assert f(np.int64(1)) == [1, 2, 3.5]
+    assert f(None, (1, ("x", b"y")), 5, x=1, y=2) == f(None, (1, ("x", b"y")), 5, y=2, x=1)
+    assert len(calls) == 5
+    assert f.many([(1, 2), (7, 8, 9), 1, 5]) == [[1, 2, 3.5], [7, 8, 9, 3.5], [1, 2, 3.5], [5, 2, 3.5]]
+    assert len(calls) == 7
+    with pytest.raises(TypeError, match=r"f\(\): missing a required argument: 'a'"):
+        f()
+    for wrong in ([1], {1}, torch.ones(2), (1, [2])):
+        with pytest.raises(
+            OptionError, match=r'argument "a" of .*f\(\) is .*; a key .* give memoize\(key=\)'
+        ):
+            f(wrong)
+    assert len(calls) == 7
+
+
+def test_one_plain_argument_is_the_key_itself(path):
+    @edcache.memoize(path)
+    def f(text):
+        return text
+
+    assert f("a") == f(text="a") == "a"
+    assert f((1, "a")) == (1, "a")
+    assert f.many([(2, "b"), "c"]) == [(2, "b"), "c"]
+    assert f.cache["a"] == "a"
+    assert sorted(f.cache.keys()) == ["((1, 'a'),)", "((2, 'b'),)", "a", "c"]
+
+
+def test_a_key_function_gets_the_arguments(path):
+    calls = []
+
+    @edcache.memoize(path, key=lambda image, scale=1: (float(image.sum()), scale))
+    def f(image, scale=1):
+        calls.append(scale)
+        return image * scale
+
+    assert torch.equal(f(torch.ones(2), scale=3), f(torch.ones(2), 3))
+    assert torch.equal(f.many([(torch.ones(2), 3), torch.zeros(2)])[0], torch.ones(2) * 3)
+    assert calls == [3, 1]
+
+    @edcache.memoize(path.with_name("l.zip"), key=lambda value: [value])
+    def g(value):
+        return value
+
+    with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
+        g(1)
+
+
+def test_hits_and_misses_are_counted_and_a_clear_begins_anew(path):
+    @edcache.memoize(path)
+    def f(number):
+        if number < 0:
+            raise ValueError("below zero")
+        return number * 2
+
+    def g(number):
+        return number * 3
+
+    assert f.cache_info() == (0, 0, 0)
+    assert [f(1), f(1), *f.many([1, 2, 2, 3])] == [2, 2, 2, 4, 4, 6]
+    info = f.cache_info()
+    assert (info.hits, info.misses, info.currsize) == (3, 3, 3)
+    with pytest.raises(SourceError, match="below zero") as caught:
+        f(-1)
+    assert isinstance(caught.value.__cause__, ValueError)
+    other = pickle.loads(pickle.dumps(f.cache))  # opens the archive anew
+    assert len(other) == 3
+    f.cache_clear()
+    assert not path.exists()
+    f.cache_clear()
+    assert f.cache_info() == (0, 0, 0)
+    assert f(1) == 2
+    assert f.cache_info() == (0, 1, 1)
+    with pytest.raises(StaleArchiveError, match="open it again"):
+        other.get_or_create(9, lambda: 9)
+    f.cache.close()
+    g = edcache.memoize(path, version=2)(g)
+    with pytest.raises(StaleCacheError):
+        g(1)
+    g.cache_clear()  # also of another function
+    assert g(1) == 3
+
+
+class Model:
+    def __init__(self, name):
+        self.name = name
+
+    @edcache.memoize("never.zip")
+    def without_key(self, text):
+        return text
+
+    @staticmethod
+    @edcache.memoize
+    def static(text):
+        return text * 4
+
+
+def test_methods_need_a_key(path):
+    with pytest.raises(
+        OptionError, match=r'argument "self" of Model.without_key\(\) is a Model; .*memoize\(key='
+    ):
+        Model("a").without_key("b")
+    assert not os.path.exists("never.zip")
+    assert Model("a").static("b") == "bbbb"
+    Model.static.cache_clear()
+
+    class Named(Model):
+        @edcache.memoize(path, key=lambda self, text: (self.name, text))
+        def shown(self, text):
+            return f"{self.name} {text}"
+
+    assert [Named(name).shown("x") for name in "aba"] == ["a x", "b x", "a x"]
+    assert Named.shown.cache_info() == (1, 2, 2)
 
 
 @pytest.mark.parametrize(
