@@ -10,13 +10,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
 
-from edcache import base, codec, format, storage, writer
+from edcache import base, codec, format, identity, storage, writer
 from edcache.base import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -99,9 +99,11 @@ class KeyedCache:
         fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
+        self._open(path, WriteOptions.of(None, keywords, "KeyedCache"), _told(fingerprint))
+
+    def _open(self, path: str | os.PathLike[str], options: WriteOptions, made_by: dict[str, Any]) -> None:
         self.path = writer.store_at(path).path
-        self._options = WriteOptions.of(None, keywords, "KeyedCache")
-        self._made_by = _told(fingerprint)
+        self._options, self._made_by = options, made_by
         self._files = base.PerProcess[_Archive]()
         self._archive()
 
@@ -131,7 +133,7 @@ class KeyedCache:
             given = {name: key for key, name, there in zip(keys, stored, found, strict=True) if there is None}
             archive.add(given, create)
             found = archive.find(stored)
-        return [archive.read(one) for one in found]
+        return [archive.read(one) for one in found if one is not None]
 
     def __getitem__(self, key: Any) -> Any:
         archive = self._archive()
@@ -308,9 +310,17 @@ class _Archive:
         (row,) = format.bound(np.array([sample]), np.frombuffer(data, format.ROW), salt).tolist()
         return sample, row, self._root.schemas[row[3]]
 
-    def read(self, found: _Found | None) -> Any:
+    def changed_code(self, made_by: dict[str, Any]) -> list[str]:
+        """List the functions and classes whose code is another one than when the archive was begun."""
+        return writer.changed_code(self._appender.chain.origin.fingerprint, made_by)
+
+    def read(self, found: _Found) -> Any:
         """Decode a value. Raises: CorruptRecordError, it is damaged."""
-        assert found is not None
+        record, schema = self.record(found)
+        return self._decoders[schema].decode(record, copy=True)
+
+    def record(self, found: _Found) -> tuple[memoryview, str]:
+        """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
         sample, (offset, nbytes, crc, _, flags), schema = found
         behind = int(format.behind_nbytes(nbytes))
         data = memoryview(self._appender.file.pread(offset, nbytes + behind))
@@ -320,16 +330,13 @@ class _Archive:
                 path=self._path,
                 index=sample,
             )
-        decoder = self._decoders.get(schema)
         with format.reported(f"{self._path}: record {sample}", self._path):
             format.check_flags(flags)
-            if decoder is None:
+            if schema not in self._decoders:
                 allows = self._appender.head.codec == "pickle"
-                decoder = self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
+                self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
         record = data[:nbytes]
-        if flags & format.COMPRESSED:
-            record = memoryview(codec.decompress(record))
-        return decoder.decode(record, copy=True)
+        return memoryview(codec.decompress(record)) if flags & format.COMPRESSED else record, schema
 
     def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
@@ -509,6 +516,7 @@ class Memoized(Generic[P, V]):
         functools.update_wrapper(self, function)
         self._function, self._path, self._key = function, path, key
         self._version, self._options = version, options
+        self._asks: list[str] = []
         self._signature = inspect.signature(function)
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._is_of_one = len(kinds) == 1 and kinds[0] not in (_VAR_POSITIONAL, _VAR_KEYWORD)
@@ -529,7 +537,37 @@ class Memoized(Generic[P, V]):
     def cache(self) -> KeyedCache:
         """Values by key; the first call opens the archive."""
         made_by = writer.call_fingerprint(self._function, {}, self._version)
-        return KeyedCache(self._store().path, fingerprint=made_by, **self._options)
+        cache = KeyedCache.__new__(KeyedCache)
+        cache._open(self._store().path, WriteOptions.of(None, self._options, "memoize"), made_by)
+        self._asks = cache._archive().changed_code(made_by)
+        return cache
+
+    def _compare(self, calls: Mapping[Key, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+        """Compute a kept result again if the code of the function has changed since. Raises: StaleCacheError.
+
+        Warns if the function raises, or its results do not repeat.
+        """
+        archive = self.cache._archive()
+        kept = zip(archive.find([*calls]), calls.values(), strict=True)
+        found, (args, kwargs) = next(((one, call) for one, call in kept if one is not None), (None, ((), {})))
+        if found is None:
+            return
+        names, self._asks = ", ".join(self._asks), []
+        record, schema = archive.record(found)
+        stored, kind = (schema, bytes(record)), self.cache._options.codec or "native"
+        try:
+            again = identity.recompute([lambda: self._function(*args, **kwargs)], kind, 2, stored)
+        except Exception as error:  # noqa: BLE001 - of the user's code: the kept result is returned
+            base.warn(f"{self.cache.path}: the code of {names} changed since, and raised {error!r:.200}")
+            return
+        other = identity.find_other(stored, again, None, kind, True)
+        if other is not None:
+            raise StaleCacheError(
+                f"{self.cache.path}: a result is another one now: {other}; the code of {names} changed. Use another "
+                "path or version=, or delete the archive by cache_clear()",
+                path=self.cache.path,
+                option="version",
+            )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Return the kept result for some arguments, or compute it. Raises: as `KeyedCache.get_or_create`."""
@@ -560,7 +598,10 @@ class Memoized(Generic[P, V]):
 
         with self._turn.held():
             self._calls += len(calls)
-        return self.cache.get_many(keys, create)
+        cache = self.cache
+        if self._asks:
+            self._compare(by_key)
+        return cache.get_many(keys, create)
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._key is not None:

@@ -9,8 +9,8 @@ A sample that is computed again shows what any of them changes.
 - Later, `find_other` compares a recomputed sample with its record. A field is the same if it differs by at most ten
   times its rounding, or the precision of its dtype. It is near if it differs by at most 2 % of its norm, or an image by
   two levels: so do other processors and libraries. Near is right where nothing else changed.
-- A source that draws random numbers is computed several times, since two draws of a coin are equal half of the time; a
-  fast one too, since it may draw them of a generator of its own.
+- A source that draws random numbers, or holds a generator of its own, is computed several times, since two draws of a
+  coin are equal half of the time.
 
 What must never happen: that a check changes the random generators of the process, or the archive.
 """

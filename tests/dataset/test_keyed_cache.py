@@ -282,7 +282,7 @@ def test_values_that_json_writes_alike_are_the_same(path):
         {(1, 2): 3},
         {1: 2, "1": 3},
     ],
-    ids=repr,
+    ids=lambda made: type(made).__name__,
 )
 def test_a_fingerprint_that_is_no_json_is_refused(path, made):
     with pytest.raises(
