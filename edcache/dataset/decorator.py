@@ -172,7 +172,8 @@ class CachedFactory(Generic[P, T_co]):
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"
-            asks = self.version is None and writer.changed_code(origin.fingerprint, fingerprint)
+            is_asked = self.version is None and self.options.spot_check is not False
+            asks = is_asked and writer.changed_code(origin.fingerprint, fingerprint)
             return "code asks" if asks else "same"
         if on_stale == "rebuild":
             return "rebuild"

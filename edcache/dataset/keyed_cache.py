@@ -197,9 +197,11 @@ def _check_told(path: str, origin: Head, told: dict[str, Any]) -> None:
     changed = writer.differences(origin.fingerprint, told) if writer.tells_source(origin) else []
     if changed:
         remedy = "use another path, or delete the file, as cache_clear() of memoize does"
+        is_plain = "factory" not in told  # a fingerprint that is no dict stands in the place of a version
         lines = [
-            line.replace("version: ", "fingerprint: ", line.startswith("version")) for line in changed
-        ]  # in its place, of no dict
+            line.replace("version: ", "fingerprint: ", is_plain and line.startswith("version"))
+            for line in changed
+        ]
         text = writer.stale_message(path, told, lines, remedy)
         raise StaleCacheError(text, path=path, option="fingerprint")
 

@@ -170,7 +170,7 @@ def _compare(
     else:
         if pairs:
             return
-    if job.asks:
+    if job.asks and job.options.spot_check is not False:
         warn_of_code(session.path, job.asks, why)
 
 

@@ -1,7 +1,9 @@
 """A sample that is computed again and its record: equal, rounded, near, another one, or another one each time."""
 
 import contextlib
+import functools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +15,16 @@ from likeness import same
 
 from edcache.codec import Encoder
 from edcache.errors import CodecError
-from edcache.identity import MOST_DRAWS, FirstSample, Other, Recomputed, find_other, learned, recompute
+from edcache.identity import (
+    MOST_DRAWS,
+    FirstSample,
+    Other,
+    Recomputed,
+    find_other,
+    holds_generator,
+    learned,
+    recompute,
+)
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 
@@ -243,7 +254,8 @@ def test_a_coin_is_no_sample_that_repeats(coin):
     def again(least, stored=None):
         return recompute([lambda: {"x": coin()}], "native", least, stored)
 
-    found = [learned(again(2), "native") for _ in range(300)]
+    least = MOST_DRAWS if "HELD" in coin.__code__.co_names else 2  # as of a source that holds a generator
+    found = [learned(again(least), "native") for _ in range(300)]
     assert sum(first.repeats for first, _ in found) < 6
     assert all(first.repeats is (other is None) for first, other in found)
     # Nor is one that was not noticed taken for another one later.
@@ -307,3 +319,28 @@ def test_what_another_program_wrote_is_no_first_sample(entry):
 
 def test_a_value_is_told_in_short():
     assert len(str(Other("x", INF, "a" * 9999, list(range(9999))))) < 500
+
+
+HOLDING = {
+    "an attribute": lambda generator: types.SimpleNamespace(rng=generator),
+    "a transform of a list": lambda generator: types.SimpleNamespace(
+        fns=[abs, types.SimpleNamespace(rng=generator)]
+    ),
+    "a dict": lambda generator: {"rng": generator},
+    "a closure": lambda generator: lambda x: generator,
+    "a partial": lambda generator: functools.partial(abs, generator),
+    "a method": lambda generator: types.MethodType(abs, types.SimpleNamespace(rng=generator)),
+}
+
+
+@pytest.mark.parametrize("make", HOLDING.values(), ids=HOLDING)
+def test_a_source_that_holds_a_generator_is_known(make):
+    assert all(holds_generator(make(generator)) for generator in HELD.values())
+    assert not holds_generator(make("no generator"))
+
+
+def test_looking_for_a_generator_ends():
+    loop = [1]
+    loop.append(loop)
+    assert not holds_generator(loop)
+    assert not holds_generator([[k] for k in range(100_000)])

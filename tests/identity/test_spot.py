@@ -100,7 +100,7 @@ def memory():
 def test_one_sample_is_compared_in_this_process(tmp_path, log, memory, monkeypatch, options, path):
     monkeypatch.chdir(tmp_path)
     kept = CachedDataset(Source(log), path, **{**options, "lazy": False})
-    assert taken(log) == sorted([*range(COUNT), *[0] * 8])
+    assert taken(log) == sorted([*range(COUNT), 0, 0])
     assert len(CachedDataset(Source(log), path, **options)) == COUNT
     assert processes(log) == {os.getpid()}
     assert len(taken(log)) == 1
@@ -265,7 +265,7 @@ def test_a_fill_computes_its_first_sample_again_where_it_computes(path, log, way
         options = {"here": {}, "workers": {"num_workers": 2}, "threads": {"executor": pool}}[way]
         CachedDataset(Source(log), path, **options)
     assert (os.getpid() in processes(log)) == (way != "workers")
-    assert taken(log) == sorted([*range(COUNT), *[0] * 8])
+    assert taken(log) == sorted([*range(COUNT), 0, 0])
     known = first_sample(path)
     assert (known["repeats"], known["rounding"]) == (True, {})
     assert 0 <= known["seconds"] < 1
@@ -472,27 +472,25 @@ def test_rounding_of_a_model_is_learned(path, log):
     edcache.map(model, rows, path, batch_size=4, progress=False)
     sizes = taken(log)
     assert {*sizes} == {1, 4}
-    assert sizes.count(1) == 4
-    assert sizes.count(4) == 4 + 2
+    assert sizes.count(1) == 1
+    assert sizes.count(4) == 1 + 2
     assert first_sample(path)["rounding"] == {"z": pytest.approx(3e-4, rel=0.1)}
     edcache.map(model, rows, path, batch_size=4, progress=False, spot_check=8)
     assert taken(log) == [1] * 8
 
 
 def test_a_model_that_changed_where_nothing_tells_it_is_stale(path):
-    weights = [{"w": 1.0}]
+    weights = path.with_name("weights.txt")
 
     class Model:
-        def __edcache_fingerprint__(self):
-            return {}
-
         def __call__(self, x):
-            return {"z": x["x"] * weights[0]["w"]}
+            return {"z": x["x"] * float(weights.read_text())}
 
+    weights.write_text("1.0")
     rows = [{"x": torch.full((3,), float(i))} for i in range(1, 9)]
     edcache.map(Model(), rows, path, progress=False)
-    weights[0]["w"] = 1.01  # as another processor
+    weights.write_text("1.01")  # as another processor
     edcache.map(Model(), rows, path, progress=False)
-    weights[0]["w"] = 1.1
+    weights.write_text("1.1")
     with pytest.raises(StaleCacheError, match=r"field z differs by 9\.1 %"):
         edcache.map(Model(), rows, path, progress=False)
