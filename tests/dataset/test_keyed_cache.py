@@ -165,6 +165,27 @@ def test_a_few_values_more_are_not_worth_a_seal(path, monkeypatch, most_behind, 
     assert edcache.verify(path).sound
 
 
+def test_an_archive_that_no_process_closes_is_sealed_now_and_then(path, monkeypatch):
+    """Opening reads each chunk behind the seal."""
+    monkeypatch.setattr(keyed_cache, "_MOST_OPEN", 10)
+    monkeypatch.setattr(keyed_cache, "_PART_OPEN", 4)
+
+    def put(cache, process):
+        for number in range(60):
+            assert cache.get_or_create(f"{process} {number}", lambda n=number: n) == number
+
+    children = [in_child(lambda k=k: put(KeyedCache(path), k)) for k in range(2)]
+    assert [ended(child) for child in children] == [0, 0]
+    chain = KeyedCache(path)._archive()._appender.chain
+    assert len(chain.behind) < 120 // 4
+    # The most chunks behind a seal grow with the values: seals do not take more than these.
+    assert 3 <= seals(path) <= 8
+    cache = KeyedCache(path)
+    assert len(cache) == 120
+    assert all(cache[f"{k} {number}"] == number for k in range(2) for number in range(60))
+    assert edcache.verify(path).sound
+
+
 def test_values_behind_the_seal_are_there_and_a_seal_can_be_asked_for(path):
     with KeyedCache(path) as cache:
         cache.get_many(range(1000), lambda missing: missing)
