@@ -269,10 +269,9 @@ class Appender:
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
             self._refuse_later_tables()
-            is_written = bool(self.file.pread(chain.cursor.offset, format.LEAST_HEADER_NBYTES).strip(b"\0"))
             self.file.truncate(end)
-            if is_written and self.syncs:
-                # So that a power cut does not mix the header that was cut off with the one in its place.
+            if self.syncs:
+                # So that a power cut brings nothing of it back, in a header in its place or between entries.
                 self.file.sync()
         if chain.sealed:
             assert chain.root_header is not None

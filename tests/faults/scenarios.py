@@ -92,7 +92,7 @@ Step = Callable[[Notes], None]
 @dataclass(frozen=True)
 class Scenario:
     """before: makes the disk on which `step` is watched. count: samples of the dataset. is_swap: a whole
-    archive takes the place of another. is_torn: the archive before lacks the end of its seal. whole: files that
+    archive takes the place of another. is_torn: a killed writer left the end of the archive. whole: files that
     are at any time as before, or as in the end. cuts: the part of the power cuts that is tried, where there are
     more than can be."""
 
@@ -160,6 +160,12 @@ def cut_end(notes: Notes) -> None:
     """The seal as a writer leaves it that is killed before the end record."""
     with closing(storage.File.open(PATH, "r+")) as file:
         file.truncate(file.size() - format.END_NBYTES)
+
+
+def torn_tail(notes: Notes) -> None:
+    """Bytes that no header tells of, from the last entry to behind the next ones."""
+    with closing(storage.File.open(PATH, "r+")) as file:
+        file.pwrite(file.size(), bytes(range(1, 256)) * 40)
 
 
 def after_seconds(notes: Notes) -> None:
@@ -284,6 +290,7 @@ SCENARIOS = [
     Scenario("sync after seconds", after_seconds, count=6),
     Scenario("resume", resume, (unsealed,)),
     Scenario("grow after a seal", grow, (create,), count=15),
+    Scenario("resume behind a torn tail", resume, (unsealed, torn_tail), is_torn=True),
     Scenario("grow after a seal that was killed", grow, (create, cut_end), count=15, is_torn=True),
     Scenario("grow twice", grow, (unsealed, resume), count=15),
     Scenario("revise", revise, (create,)),
