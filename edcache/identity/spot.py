@@ -17,7 +17,6 @@ What must never happen: that a check changes the random generators of the proces
 
 from __future__ import annotations
 
-import pickle
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -49,10 +48,10 @@ _ROUNDINGS: Final = 10
 
 @dataclass(frozen=True)
 class FirstSample:
-    """What a fill learned from its first sample.
+    """First sample of a fill, computed several times.
 
     Attributes: seconds: to compute one. repeats: False if it is another one each time. rounding: distances of two
-        computations, by field; without those that are 0.
+        computations, by field; a distance of 0 is left out.
     """
 
     seconds: float
@@ -130,7 +129,7 @@ def recompute(
             number = len(records)
             if number:
                 _seed(number)
-            before, start = _states_as_bytes(), time.monotonic()
+            before, start = _record(_states(), "native"), time.monotonic()
             sample = ways[number % len(ways)]()
             now = time.monotonic()
             best = min(best, now - start)
@@ -138,7 +137,7 @@ def recompute(
             if records[-1] == stored:
                 return Recomputed(records, best)
             seconds = time.monotonic() - began
-            may_draw = (stored is None and seconds < _QUICK) or _states_as_bytes() != before
+            may_draw = (stored is None and seconds < _QUICK) or _record(_states(), "native") != before
             if seconds > SECONDS or len(records) >= (MOST_DRAWS if may_draw else least):
                 return Recomputed(records, best)
 
@@ -214,8 +213,7 @@ def _generators_kept() -> Iterator[None]:
 
 def _seed(number: int) -> None:
     random.seed(number)
-    with suppress(TypeError):  # it has another bit generator, which goes on
-        np.random.seed(number)
+    np.random.seed(number)
     # torch.manual_seed() also queues work for devices that are not begun.
     torch.default_generator.manual_seed(number)
     if _has_cuda():
@@ -229,11 +227,6 @@ def _has_cuda() -> bool:
 
 def _states() -> tuple[Any, Any, torch.Tensor]:
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
-
-
-def _states_as_bytes() -> bytes:
-    *states, of_torch = _states()
-    return pickle.dumps([*states, of_torch.numpy()])
 
 
 # --- comparing ---

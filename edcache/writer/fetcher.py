@@ -119,7 +119,7 @@ def samples_of(job: Job, indices: list[int]) -> list[Any]:
 
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample at least so many times, alone and, if the source gives batches, in one; see `recompute`."""
+    """Compute a sample at least `least` times, alone and, if the source gives batches, in one; see `recompute`."""
     ways = [lambda: job.compute(index), lambda: _in_batch(job, index)]
     return identity.recompute(ways[:least], job.head.codec, least, stored)
 
