@@ -362,14 +362,16 @@ def test_a_source_that_ends_its_process_ends_it_as_without_a_check(tmp_path, log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_worker_ends_the_check_alone(path, log, number):
+def test_a_signal_to_the_worker_ends_the_check_alone(path, log, number, capfd):
     def compute(i):
         if not os.path.exists(f"{path}.sent"):
             open(f"{path}.sent", "w").close()
             os.kill(os.getpid(), number)
         return sample(i)
 
+    resumed(path, log)
     assert CachedDataset(Source(log, compute), path, num_workers=1).complete
+    assert "compared" not in capfd.readouterr().err
 
 
 def test_a_first_sample_that_hangs_is_waited_for_no_longer_than_any(path, log):
