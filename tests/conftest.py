@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -95,6 +96,19 @@ def unchecked(monkeypatch):
     """No fill computes a sample again: for tests of what one computes that cannot give it spot_check=False."""
     for name in ("_as_a_fill_does", "compute_again"):
         monkeypatch.setattr(f"edcache.writer.spot.{name}", lambda *arguments: None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that a check measures: it stands still but for `clock.sleep(3)`, whatever else the machine does."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    made = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("edcache.identity.spot.time", made)
+    return made
 
 
 @pytest.fixture

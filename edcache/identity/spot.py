@@ -50,10 +50,10 @@ _ROUNDINGS: Final = 10
 
 @dataclass(frozen=True)
 class FirstSample:
-    """What a fill learned from its first sample.
+    """First sample of a fill, computed several times.
 
     Attributes: seconds: to compute one. repeats: False if it is another one each time. rounding: distances of two
-        computations, by field; without those that are 0.
+        computations, by field; a distance of 0 is left out.
     """
 
     seconds: float
@@ -234,8 +234,7 @@ def _generators_kept() -> Iterator[None]:
 
 def _seed(number: int) -> None:
     random.seed(number)
-    with suppress(TypeError):  # it has another bit generator, which goes on
-        np.random.seed(number)
+    np.random.seed(number)
     # torch.manual_seed() also queues work for devices that are not begun.
     torch.default_generator.manual_seed(number)
     if _has_cuda():

@@ -92,7 +92,7 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
 
 
 def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
-    """Compute samples of an archive again; return those that are other ones than their records, each with a field.
+    """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
     Raises: OptionError, its samples do not repeat; as the source.
     """

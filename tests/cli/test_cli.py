@@ -292,6 +292,7 @@ def test_an_interrupt_keeps_what_was_computed(here, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("unchecked")
 def test_a_killed_build_resumes_where_it_stopped(here):
     build = [*BUILD.split(), "--arg", "n=60"]
     process = start(*build, "--chunk-size", 2, cwd=here, env={"SLOW": "0.05"})

@@ -26,7 +26,7 @@ from edcache.identity import (
     recompute,
 )
 
-F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+F64, BF16 = torch.float64, torch.bfloat16
 
 
 def record(sample, codec="native", behind=()):
@@ -161,6 +161,8 @@ DIFFERENT = {
     "none": (None, 0),
     "a text for bytes": ("a", b"a"),
     "empty containers": ([], {}),
+    "a key that another one is like": ({"1": 1, 1: 2}, {"1": 3, 1: 2}),
+    "a key with a dot": ({"a.b": 1, "a": {"b": 2}}, {"a.b": 3, "a": {"b": 2}}),
 }
 
 
@@ -250,7 +252,7 @@ COINS = {
 
 
 @pytest.mark.parametrize("coin", COINS.values(), ids=COINS)
-def test_a_coin_is_no_sample_that_repeats(coin):
+def test_a_coin_is_no_sample_that_repeats(coin, clock):
     def again(least, stored=None):
         return recompute([lambda: {"x": coin()}], "native", least, stored)
 
@@ -264,8 +266,39 @@ def test_a_coin_is_no_sample_that_repeats(coin):
     assert sum(one is not None for one in found) < 6
 
 
+def test_a_number_drawn_anew_each_time_is_not_another_one():
+    again = Recomputed([record({"x": x}) for x in (0.2, 0.2, 0.7)], 0.0)
+    assert find_other(record({"x": 0.4}), again, None, "native", True) is None
+    assert (
+        find_other(record({"x": 0.4}), Recomputed(again.records[:2], 0.0), None, "native", False) is not None
+    )
+
+
 def states():
     return [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "stored", "count"),
+    [
+        (0.01, 1, False, 8),
+        (0.03, 2, False, 4),
+        (0.2, 2, False, 2),
+        (3, 2, False, 1),
+        (0.01, 1, True, 1),
+        (3, 8, True, 1),
+    ],
+)
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_sample_is_computed_for_seconds_alone(clock, seconds, least, stored, count, draws):
+    def compute():
+        clock.sleep(seconds)
+        return torch.rand(()) > 2 if draws else 0
+
+    again = recompute([compute], "native", least, record(1) if stored else None)
+    assert len(again.records) == (min(8, 1 + int(2 / seconds)) if draws else count)
+    assert again.seconds == pytest.approx(seconds)
+    assert len(recompute([compute], "native", 8, record(compute())).records) == 1
 
 
 @pytest.mark.parametrize("least", [1, 2])

@@ -22,6 +22,8 @@ from edcache import CachedDataset, OptionError, SourceError, StaleCacheError
 from edcache.errors import CorruptRecordError
 from edcache.reader import Reader
 
+pytestmark = pytest.mark.usefixtures("clock")
+
 COUNT = 8
 STALE = r"sample \d+ is another one now: field y differs"
 
@@ -169,6 +171,19 @@ def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
     assert len(taken(log)) == count
 
 
+@pytest.mark.parametrize(("seconds", "computed", "checked"), [(0.01, 8, 1), (1.5, 2, 1), (3, 1, 0)])
+def test_seconds_of_a_sample_are_measured(path, log, clock, seconds, computed, checked):
+    def make(i):
+        clock.sleep(seconds)
+        return sample(i)
+
+    CachedDataset(Source(log, make), path)
+    assert first_sample(path)["seconds"] == seconds
+    assert len(taken(log)) == COUNT + computed
+    CachedDataset(Source(log, make), path)
+    assert len(taken(log)) == checked
+
+
 @pytest.mark.parametrize(
     ("name", "rank", "count"), [("RANK", "0", 1), ("RANK", "1", 0), ("PJRT_LOCAL_PROCESS_RANK", "3", 0)]
 )
@@ -268,7 +283,6 @@ def test_a_fill_computes_its_first_sample_again_where_it_computes(path, log, way
     assert taken(log) == sorted([*range(COUNT), 0, 0])
     known = first_sample(path)
     assert (known["repeats"], known["rounding"]) == (True, {})
-    assert 0 <= known["seconds"] < 1
     CachedDataset(
         Source(log), path.with_name("b.zip"), spot_check=False, num_workers=options.get("num_workers", 0)
     )
@@ -348,14 +362,16 @@ def test_a_source_that_ends_its_process_ends_it_as_without_a_check(tmp_path, log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_worker_ends_the_check_alone(path, log, number):
+def test_a_signal_to_the_worker_ends_the_check_alone(path, log, number, capfd):
     def compute(i):
         if not os.path.exists(f"{path}.sent"):
             open(f"{path}.sent", "w").close()
             os.kill(os.getpid(), number)
         return sample(i)
 
+    resumed(path, log)
     assert CachedDataset(Source(log, compute), path, num_workers=1).complete
+    assert "compared" not in capfd.readouterr().err
 
 
 def test_a_first_sample_that_hangs_is_waited_for_no_longer_than_any(path, log):

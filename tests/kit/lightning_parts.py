@@ -48,7 +48,7 @@ class Filled(lightning.LightningDataModule):
         self.source, self.path = source, path
 
     def setup(self, stage):
-        self.ds = CachedDataset(self.source, self.path, chunk_size=4, progress=False)
+        self.ds = CachedDataset(self.source, self.path, chunk_size=4, progress=False, spot_check=False)
 
     def train_dataloader(self):
         return DataLoader(self.ds, 8, shuffle=True)
