@@ -71,11 +71,10 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
         keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
     Returns:
-        A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` is not called.
+        A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` computes one sample to compare.
     Raises:
         OptionError: `fn` returned another number of results than a batch has samples, before any is stored.
-        SourceError, StaleCacheError: as `CachedDataset`. `fn` with the values that it holds, as the weights of a
-            module, `source`, `keep` and `version` identify the results.
+        SourceError, StaleCacheError: as `CachedDataset`; `fn` and its values, `source`, `keep` and `version` count.
 
     Safety: any number of processes may make the same call. They share the work, and none computes a batch of another.
 
