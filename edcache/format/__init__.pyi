@@ -27,7 +27,6 @@ from .entries import FILLERS as FILLERS
 from .entries import INDEX as INDEX
 from .entries import KEYS as KEYS
 from .entries import LATTICE as LATTICE
-from .entries import LEAST_HEADER_NBYTES as LEAST_HEADER_NBYTES
 from .entries import LOCK_APPEND as LOCK_APPEND
 from .entries import LOCK_CLAIM as LOCK_CLAIM
 from .entries import LOCK_FILLER as LOCK_FILLER
