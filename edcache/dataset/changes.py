@@ -68,6 +68,7 @@ def changes(
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
     stored = cache.labels.column(KEY_COLUMN)
+    keyed.check_kind(stored.type, cache.path)
     keys = pa.array(keyed.keys, stored.type)
     place = pc.index_in(keys, stored).fill_null(-1).to_numpy()
     is_there, is_same = place >= 0, np.ones(len(keys), np.bool_)

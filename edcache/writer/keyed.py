@@ -13,6 +13,7 @@ source; its end is mended first, as of any archive.
 
 from __future__ import annotations
 
+import enum
 import glob
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -90,8 +91,8 @@ class Keyed:
         return hashlib.blake2b(repr((self.keys, self.versions)).encode(), digest_size=16).hexdigest()
 
     @once
-    def identities(self) -> pa.Array:
-        """Binary values that are equal if key and version are."""
+    def stored(self) -> pa.Array:
+        """Keys as an archive has them. Raises: OptionError, they are of several types, or no keys."""
         try:
             keys = pa.array(self.keys, None if self.keys else pa.string())
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -101,7 +102,14 @@ class Keyed:
             raise OptionError(
                 f"sample_key() of the source returns {kind}; give text, bytes, ints or tuples of these"
             )
-        return _identities(keys, None if self.versions is None else pa.array(self.versions, pa.string()))
+        return keys
+
+    @once
+    def identities(self) -> pa.Array:
+        """Binary values that are equal if key and version are."""
+        return _identities(
+            self.stored, None if self.versions is None else pa.array(self.versions, pa.string())
+        )
 
     @once
     def _codes(self) -> tuple[Ints, Ints]:
@@ -111,6 +119,15 @@ class Keyed:
         codes = pc.index_in(self.identities, pc.unique(self.identities)).to_numpy()
         # In the order in which they appear.
         return np.unique(codes, return_index=True)[1], codes.astype(np.int64)
+
+    def check_kind(self, found: pa.DataType, path: str) -> None:
+        """Raise OptionError if the keys of an archive are of another type: 1 and "1" are two keys."""
+        own, other = _kind_of(self.stored.type), _kind_of(found)
+        if own != other and len(self.keys) and not pa.types.is_null(found):
+            raise OptionError(
+                f"{path}: its keys are {other}, sample_key() of the source returns {own}; use another path, or pass "
+                "keep_existing=False to build it anew"
+            )
 
     def places_in(self, contents: Contents, state: Cursor) -> Ints:
         """Return the number of each sample in an archive: int64 [n], -1 for none. state: of the archive."""
@@ -196,10 +213,15 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_dataset(value: Any, count: int) -> bool:
-    if isinstance(value, list | tuple | dict | torch.nn.Module):
+    if isinstance(value, list | tuple | dict | enum.Enum | torch.nn.Module):
         return False
     is_map = hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
-    return is_map and hasattr(value, "__dict__") and not hasattr(value, "__array__") and len(value) == count
+    if not is_map or not hasattr(value, "__dict__") or hasattr(value, "__array__"):
+        return False
+    try:
+        return len(value) == count
+    except Exception:  # noqa: BLE001 - of the user's class: one without a length has none for each sample
+        return False
 
 
 def _is_table(value: Any, count: int) -> bool:
@@ -230,6 +252,12 @@ def _plain(name: str, values: Any) -> Sequence[Any]:
             f'attribute "{name}" of the source has for a sample {error}, which has no description that is the same in '
             "every process; let a method sample_version(index) of the source tell changed samples"
         ) from None
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    if pa.types.is_integer(kind):
+        return "ints"
+    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "bytes"
 
 
 def _identities(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
@@ -330,6 +358,8 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         if _is_done(appender.chain, keyed):
             return None  # by another process
         contents = Contents(appender.chain, appender.file.pread, appender.table)
+        if KEY_COLUMN in contents.schema.names:
+            keyed.check_kind(contents.schema.field(KEY_COLUMN).type, job.path)
         start = max(contents.length, appender.chain.end_index)
         places = keyed.places_in(contents, appender.chain.cursor)
         takeovers, own = list[_Takeover](), _stages_of(appender)

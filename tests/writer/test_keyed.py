@@ -1,5 +1,6 @@
 """A source with keys is filled again by what is new alone, and its archive has its order."""
 
+import enum
 import os
 import pickle
 import random
@@ -606,3 +607,66 @@ def test_damaged_keys_of_a_far_archive_are_an_error(tmp_path, monkeypatch, local
         ds = CachedDataset.from_cache(served.url, local=local)
         with pytest.raises(CorruptArchiveError, match=r"index\.keys"):
             ds.indices_of([f"n{i}" for i in range(count)])
+
+
+class Mode(enum.Enum):
+    A = 1
+
+
+class Endless:
+    def __getitem__(self, i):
+        return i
+
+    def __len__(self):
+        raise TypeError("no length")
+
+
+@pytest.mark.parametrize("held", [Mode.A, Endless()], ids=["an enum", "a dataset without a length"])
+def test_an_attribute_without_a_length_is_a_setting(path, held):
+    class Named:
+        def __init__(self):
+            self.names, self.held = ["a", "b"], held
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return {"x": i}
+
+        def sample_key(self, i):
+            return self.names[i]
+
+    ds = CachedDataset(Named(), path, progress=False)
+    assert [ds[i]["x"] for i in range(2)] == [0, 1]
+
+
+KINDS = {"text": ["1", "2"], "ints": [1, 2], "bytes": [b"1", b"2"]}
+
+
+@pytest.mark.parametrize("one", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
+    class Named:
+        def __init__(self, keys):
+            self._keys = keys
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return {"x": i}
+
+        def sample_key(self, i):
+            return self._keys[i]
+
+    ds = CachedDataset(Named(KINDS[one]), path, progress=False)
+    if one == other:
+        assert str(edcache.changes(ds, Named(KINDS[other]))).startswith("0 new")
+        return
+    for call in (
+        lambda: edcache.changes(ds, Named(KINDS[other])),
+        lambda: CachedDataset(Named(KINDS[other]), path, progress=False),
+    ):
+        with pytest.raises(OptionError, match=f"its keys are {one}, .* returns {other}"):
+            call()
+    assert list(CachedDataset.from_cache(path).keys) == KINDS[one]
