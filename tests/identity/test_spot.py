@@ -415,18 +415,19 @@ def test_of_several_that_build_anew_at_once_one_does(path, log):
 
 
 def test_a_keyed_source_is_not_computed_under_the_lock_of_its_archive(path, log):
-    """Another process may then publish: here one that the source starts."""
+    """Another fill publishes meanwhile: here one that the source waits for."""
     keyed(path, log)
+    pool, others = ThreadPoolExecutor(1), []
 
     def compute(i):
-        if os.getpid() == driver and not others:
-            others.append(1)
-            with ThreadPoolExecutor(1) as pool:
-                pool.submit(CachedDataset, Keyed(log, count=6), path, spot_check=False).result(30)
+        if not others:
+            others.append(pool.submit(CachedDataset, Keyed(log, count=6), path, spot_check=False))
+            others.append(len(others[0].result(10)))
         return sample(i)
 
-    driver, others = os.getpid(), []
     assert len(CachedDataset(Keyed(log, compute, count=7), path)) == 7
+    pool.shutdown()
+    assert others[1:] == [6]
 
 
 # --- samples that are another one each time ---
