@@ -274,7 +274,8 @@ class Filling(Case):
     def __init__(self, way: str, **more: Any) -> None:
         super().__init__(f"fill, {way}", self._told)
         self.way = way
-        self.options = {"in_memory_keys": ["y"], "chunk_size": 3, "progress": False} | more
+        own = {"in_memory_keys": ["y"], "chunk_size": 3, "progress": False, "spot_check": False}
+        self.options: dict[str, Any] = own | more
 
     def _fill(self, source: _Source) -> None:
         if self.way == "decorator":
