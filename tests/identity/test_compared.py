@@ -281,8 +281,8 @@ def states():
 @pytest.mark.parametrize(
     ("seconds", "least", "stored", "count"),
     [
-        (0.01, 1, False, 8),
-        (0.03, 2, False, 4),
+        (0.01, 1, False, 1),
+        (0.03, 2, False, 2),
         (0.2, 2, False, 2),
         (3, 2, False, 1),
         (0.01, 1, True, 1),
