@@ -162,7 +162,7 @@ def _said(code: types.CodeType) -> _Said:
 
 
 def _constants_of(kind: type) -> list[str]:
-    """Describe the plain attributes of a class, but for those that its methods assign to."""
+    """Describe the plain attributes of a class, but for names that its methods assign to."""
     attributes = _attributes(kind)
     said = [_said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
     changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in said))
@@ -195,7 +195,7 @@ _attributes: Final = type.__dict__["__dict__"].__get__
 
 
 def _held(thing: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object, without code of its own; of a class with those of its bases."""
+    """Return the attributes of an object, without code of its own; of a class with the attributes of its bases."""
     if issubclass(type(thing), type):
         return {
             name: value for kind in reversed(_MRO(thing)[:-1]) for name, value in _attributes(kind).items()
