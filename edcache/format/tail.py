@@ -125,10 +125,9 @@ def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
 
 
 def _is_damaged_header(data: bytes, link: int) -> bool:
-    """True if a whole header was written to a place and is damaged: it has the link that only that place has, but for
-    a few bits.
+    """Tell a damaged header, which was written whole, from zeros, garbage, and one that was written or cut in part.
 
-    Other bytes may be zeros, garbage, or a header that was written or cut off in part: its begin or its crc32 is zeros.
+    A damaged one has the link of its place, but for a few bits. One in part has zeros for its begin or its crc32.
     """
     windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
     differing = np.unpackbits(windows ^ np.frombuffer(link.to_bytes(8, "little"), np.uint8), axis=1).sum(

@@ -36,7 +36,7 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
 _DEEPEST: Final = 4
-# Of code that changes a container, as it calls such a method or assigns to an item, none is a constant.
+# Methods that change a container. Code that calls one, or assigns to an item, has no containers as constants.
 _CHANGES: Final = frozenset(
     {"append", "add", "extend", "insert", "update", "setdefault", "pop", "clear", "remove"}
 )
@@ -162,7 +162,7 @@ def _said(code: types.CodeType) -> _Said:
 
 
 def _constants_of(kind: type) -> list[str]:
-    """Describe the plain attributes of a class, but for names that its methods assign to."""
+    """Describe the plain attributes of a class, without the ones that its methods change."""
     attributes = _attributes(kind)
     said = [_said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
     changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in said))

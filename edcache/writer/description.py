@@ -22,7 +22,6 @@ import linecache
 import os
 import pathlib
 import sys
-import sysconfig
 import types
 import uuid
 import warnings
@@ -44,14 +43,8 @@ _REPR_IS_VALUE: Final = frozenset(
     {range, uuid.UUID, decimal.Decimal, fractions.Fraction}
     | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta}
 )
-_INSTALLED: Final = (
-    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
-)
-_MOST_ITEMS: Final = 64
 _COUNTS: Final = (dict, int, list, set)
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")  # of global variables
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # The lines of a file, as linecache keeps them, and their definitions.
 _files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[ast.AST]]]]] = {}
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
@@ -522,7 +515,7 @@ def _nodes_of(code: types.CodeType) -> list[ast.AST]:
 
 
 def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
-    """Parse a file: functions by first line and name, classes and assignments by 0 and qualified name."""
+    """Parse a file: functions by first line and name."""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
     if not lines:
@@ -536,31 +529,14 @@ def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
 
 
 def _parsed(source: str) -> dict[tuple[int, str], list[ast.AST]]:
-    """Parse a text; its definitions have no docstrings and decorators."""
-    try:
-        waiting: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
-    except (SyntaxError, ValueError, RecursionError):
-        return {}
+    """Parse a text; its functions have no decorators."""
     found: dict[tuple[int, str], list[ast.AST]] = {}
-    while waiting:
-        outer, node = waiting.pop()
-        keys = []
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            is_class = isinstance(node, ast.ClassDef)
-            keys = [(0, outer + node.name) if is_class else (line, node.name)]
-            outer = f"{outer}{node.name}." + "<locals>." * (not is_class)
-            node.decorator_list = []
-            if ast.get_docstring(node, clean=False) is not None:
-                node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
-        elif isinstance(node, ast.Lambda):
-            keys = [(node.lineno, "<lambda>")]
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not outer:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            keys = [
-                (0, part.id) for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
-            ]
-        for key in keys:
-            found.setdefault(key, []).append(node)
-        waiting += [(outer, part) for part in ast.iter_child_nodes(node)]
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                node.decorator_list = []
+                found.setdefault((line, node.name), []).append(node)
+            elif isinstance(node, ast.Lambda):
+                found.setdefault((node.lineno, "<lambda>"), []).append(node)
     return found
