@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -24,6 +25,8 @@ from edcache.storage.paths import absolute
 _MOST_OPEN: Final = 1 << 16
 _OPEN_FILES: Final = "/proc/self/fd"
 _LAST_STANDARD: Final = 2
+# Of a number that is closed, a call on it, and an open() of its link.
+_IS_CLOSED: Final = errno.EBADF, errno.ENOENT
 
 T = TypeVar("T")
 
@@ -155,20 +158,39 @@ class Handle:
         return self._ask("asking for its size", calls.stat)
 
 
+def identity_of(status: os.stat_result) -> tuple[int, int]:
+    """Return (device, inode) of a file, from its status."""
+    return status.st_dev, status.st_ino
+
+
+def _open_files() -> dict[int, tuple[int, int]]:
+    """Return the identities of open regular files by their numbers; none without /proc."""
+    found = {}
+    for number in map(int, os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ()):
+        with suppress(OSError):  # the listing itself is closed
+            status = os.fstat(number)
+            if number > _LAST_STANDARD and stat.S_ISREG(status.st_mode):
+                found[number] = identity_of(status)
+    return found
+
+
 _sharing: Final = ForkLock()
-# True from a fork on, also from one before this module was imported.
-_shares_positions = parent_process() is not None
+# Files that a fork left open, also one before this module was imported. A process that multiprocessing
+# spawned has none. Files that this process opens are not among them: its threads may read and close them meanwhile.
+_inherited: dict[int, tuple[int, int]] = {}
+if parent_process() is not None and not any("multiprocessing" in text for text in sys.orig_argv):
+    _inherited = _open_files()
 
 
 def _begin_process() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
-    global _shares_positions
-    _shares_positions = True
+    global _inherited
     for handle in list(_writable):
         descriptor = handle._descriptor
         handle.closed, handle._descriptor = True, None
         if descriptor is not None:
             descriptor.close()  # a thread of the parent's may have been in a call
+    _inherited = _open_files()
 
 
 os.register_at_fork(after_in_child=_begin_process)
@@ -180,7 +202,8 @@ def own_positions(worker: int = 0) -> None:
     Both processes have one position in it: a read of the one moves it for the other, also between a seek and a read.
 
     Left as they are: standard streams and files that are open for writing alone, whose position is shared on purpose;
-    files under a lock of flock or OFD, as archives may be, which would end with the parent.
+    files under a lock of flock or OFD, as archives may be, which would end with the parent; files that were closed
+    since.
 
     Args:
         worker: not used; a DataLoader calls this with the number of a worker.
@@ -189,33 +212,34 @@ def own_positions(worker: int = 0) -> None:
 
     Cost: 40 us a file, once in a process. Nothing without /proc, as on macOS, where processes are spawned.
     """
-    global _shares_positions
-    if not _shares_positions:
+    global _inherited
+    if not _inherited:
         return
     with _sharing.held():
-        if _shares_positions and os.path.isdir(_OPEN_FILES):
-            for number in map(int, os.listdir(_OPEN_FILES)):
-                if number > _LAST_STANDARD and _is_read_unlocked(number):
-                    _open_again(number)
-        _shares_positions = False
+        for number, identity in _inherited.items():
+            if _is_read_unlocked(number, identity):
+                _open_again(number)
+        _inherited = {}
 
 
-def _is_read_unlocked(number: int) -> bool:
-    """True if a number is of a regular file that is open for reading, and under no lock of flock or OFD."""
+def _is_read_unlocked(number: int, identity: tuple[int, int]) -> bool:
+    """True if a number is still of a file that is open for reading, and under no lock of flock or OFD."""
     try:
-        is_regular = stat.S_ISREG(os.fstat(number).st_mode)
         is_read = not fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_PATH)
-        return is_regular and is_read and "\nlock:" not in Path(f"/proc/self/fdinfo/{number}").read_text()
-    except OSError:  # closed since it was listed, as the listing itself
+        is_locked = "\nlock:" in Path(f"/proc/self/fdinfo/{number}").read_text()
+        return is_read and not is_locked and identity_of(os.fstat(number)) == identity
+    except OSError:  # closed since
         return False
 
 
 def _open_again(number: int) -> None:
     path = f"{_OPEN_FILES}/{number}"
-    flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_RDWR | os.O_APPEND | os.O_DIRECT)
     try:
+        flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_RDWR | os.O_APPEND | os.O_DIRECT)
         own = os.open(path, flags)
     except OSError as error:
+        if error.errno in _IS_CLOSED:  # by another thread
+            return
         name = os.readlink(path)
         raise SourceError(
             f"{name}: open in the process that forked this one, so both read at one position, and it cannot be opened "
@@ -223,12 +247,11 @@ def _open_again(number: int) -> None:
             path=name,
         ) from error
     try:
-        os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.dup2(own, number, inheritable=os.get_inheritable(number))
+        if os.path.samestat(os.fstat(own), os.fstat(number)):
+            os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(own, number, inheritable=os.get_inheritable(number))
+    except OSError as error:
+        if error.errno not in _IS_CLOSED:
+            raise
     finally:
         os.close(own)
-
-
-def identity_of(status: os.stat_result) -> tuple[int, int]:
-    """Return (device, inode) of a file, from its status."""
-    return status.st_dev, status.st_ino

@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import edcache
 from edcache import CachedDataset, storage
 from edcache.errors import SourceError
+from edcache.storage import handle
 from tests.kit.descriptors import needs_proc
 
 COUNT, WIDTH = 60, 8
@@ -220,6 +222,45 @@ def test_positions_go_on_where_they_were_and_numbers_are_inherited_as_before(lin
 
         in_a_fork(check)
         assert file.tell() == WIDTH
+
+
+def test_threads_open_and_close_files_meanwhile(lines):
+    def run():
+        is_done = threading.Event()
+
+        def open_and_close():
+            while not is_done.is_set():
+                with open(lines, "rb", buffering=0) as file:
+                    assert [file.read(WIDTH), file.read(WIDTH)] == [b"0000000\n", b"0000001\n"]
+
+        inherited = handle._open_files()
+        with ThreadPoolExecutor(4) as pool:
+            others = [pool.submit(open_and_close) for _ in range(4)]
+            try:
+                for _ in range(300):
+                    handle._inherited = inherited
+                    storage.own_positions()
+            finally:
+                is_done.set()
+            for other in others:
+                other.result()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_files_that_were_closed_since_the_fork_are_passed_over(lines):
+    def run():
+        file.close()
+        storage.own_positions()
+
+    with open(lines, "rb") as file:
+        process = multiprocessing.get_context("fork").Process(target=run)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 
 
 def test_a_log_keeps_the_position_that_processes_share(lines):
