@@ -149,9 +149,10 @@ class RedisDataset(Dataset[Any]):
         source = writer.by_items(source)
         self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)
-        origin = writer.chosen_fingerprint(source, fingerprint)
-        # Without its code: a change of code is a warning, and no other key.
-        described = origin and [{k: v for k, v in origin.items() if k != "code"}, self._length]
+        recipe = writer.chosen_recipe(source, fingerprint)
+        # Without its code: a change of code is no other key.
+        made = {} if recipe is None else recipe.to_json()
+        described = made and [{k: v for k, v in made.items() if k != "code"}, self._length]
         text = json.dumps(described, sort_keys=True)
         self._stem = f"{server.prefix}:{hashlib.sha256(text.encode()).hexdigest()[:16]}:"
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 
 import click
 
-from edcache import dataset, interop, writer
+from edcache import dataset, identity, interop
 from edcache.base import CacheOptions, OptionError, human_bytes, index_ranges
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, output, size
@@ -54,9 +54,9 @@ class Call:
         bound.apply_defaults()
         self._arguments = dict(bound.arguments)
 
-    def fingerprint(self) -> dict[str, Any]:
+    def recipe(self) -> identity.Recipe:
         """Describe the call; nothing is called."""
-        return writer.call_fingerprint(self._factory, self._arguments, self._version)
+        return identity.recipe_of_call(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
         """Call the factory."""
@@ -138,10 +138,10 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
       edcache build digits:make -o train.zip --key label --arg split=train
     """
     call = Call(factory, arguments, version)
-    fingerprint = call.fingerprint()
+    recipe = call.recipe()
 
     def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
-        chosen["fingerprint"] = writer.source_fingerprint(source, call=fingerprint)
+        chosen["fingerprint"] = identity.recipe_of(source, recipe)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
     _fill(call.make, cached, **options)
@@ -227,7 +227,7 @@ def import_(
       edcache import cached/train.zip -o train.zip --from edflow -j 4
     """
     if factory is not None:
-        options["fingerprint"] = Call(factory, arguments, None).fingerprint()
+        options["fingerprint"] = Call(factory, arguments, None).recipe()
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
     filled = partial(interop.import_cache, kind=kind, trust_pickle=trust_pickle)

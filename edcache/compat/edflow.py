@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import edcache.dataset
-from edcache.writer import source_fingerprint
+from edcache.identity import recipe_of
 
 __all__ = ["CachedDataset", "PathCachedDataset", "cachable"]
 
@@ -46,7 +46,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
                 "keep_existing": keep_existing or not force_cache,
             }
             # "index_" does not change the fingerprint.
-            options = {"fingerprint": source_fingerprint(dataset)} | filling | options
+            options = {"fingerprint": recipe_of(dataset)} | filling | options
             dataset = Indexed(dataset)
         super().__init__(dataset, **options)
 

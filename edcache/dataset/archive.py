@@ -50,7 +50,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         """
         session = self._reader.session
         archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
-        return {"archive": archive, **self._settings()}
+        return {"archive": archive, **self._settings(), "columns": ["archive"]}
 
     def _settings(self) -> dict[str, Any]:
         return {"decode": self._reader.decoding, "transform": self._transform}

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from edcache import base, writer
-from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, Workers, provisional
+from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
 from edcache.dataset.indexing import Readable
 from edcache.format import KEYS_DIGEST, Head
+from edcache.identity import Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.storage import scheme_of
@@ -18,13 +19,13 @@ _MOST_PARENTS: Final = 16
 
 
 class Building:
-    """Building of a cache from its source, by options; a fingerprint of None compares nothing.
+    """Building of a cache from its source, by options; a recipe of None compares nothing.
 
     job: task of the fill.
     """
 
     def __init__(
-        self, store: writer.Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
+        self, store: writer.Store, source: Any, options: CacheOptions, recipe: Recipe | None
     ) -> None:
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
@@ -42,9 +43,11 @@ class Building:
             store.max_bytes if options.max_bytes is None else options.max_bytes, store.part
         )
         self._reading = provisional(options)
+        fingerprint = None if recipe is None else recipe.to_json()
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
-        length = writer.length_of(source, store.path) if has_length else None
+        known = None if recipe is None else recipe.count  # len() may be another one each time
+        length = writer.length_of(source, store.path, known) if has_length else None
         self._keyed = None if self._is_stream else writer.Keyed.of(source)
         if self._keyed is not None:
             length, columns = len(self._keyed.firsts), self._keyed.only(self._keyed.firsts).columns
@@ -77,6 +80,7 @@ class Building:
             options.sync,
             options=FillOptions.part_of(options),
             name=os.path.basename(store.path),
+            recipe=recipe,
         )
 
     def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, Reader | None]:
@@ -157,7 +161,7 @@ class Building:
         """
         path, head, job = archive.path, archive.head, self.job
         origin = archive.session.origin
-        expected = writer.check_origin(path, origin, job.head, job.source)
+        found = writer.check_origin(path, origin, job.recipe)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
         if is_compared and not (job.options.grow and len(archive) < length):
@@ -169,31 +173,16 @@ class Building:
         may_lack = archive.complete and (kept.names or not names)
         writer.adopt_labels(head, kept if may_lack else job.spec, path)
         writer.check_options(head, path, **self._asked)
-        if not writer.tells_source(job.head):
+        if job.recipe is None:
             return
-        if expected is None:
+        if found is None:
             message = "says nothing about the source that it was made of, so another one would not be noticed"
             base.warn(f"{path}: {message}; fingerprint=False silences this", once=(path, message))
             return
-        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(origin.fingerprint, expected)):
+        if moved := "".join(f"\n  {line}" for line in found.moved):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        self.job = replace(job, asks=tuple(writer.changed_code(origin.fingerprint, expected)))
-
-
-def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
-    """Return the fingerprint of a bare source; None to compare nothing.
-
-    For an iterable it includes the number of workers, on which the order depends.
-    """
-    if writer.has_method(source, "sample_key") and not writer.is_stream(source) and given in (None, True):
-        # Keys and versions tell the attributes that have one value for each sample.
-        return writer.keyed_fingerprint(source)
-    fingerprint = writer.chosen_fingerprint(source, given)
-    if fingerprint is None or fingerprint is given or num_workers == 0 or not writer.is_stream(source):
-        return fingerprint
-    arguments = {**fingerprint.get("arguments", {}), "num_workers": writer.worker_count(num_workers)}
-    return {**fingerprint, "arguments": arguments}
+        self.job = replace(job, code=tuple(found.code), asks=tuple(found.asks))
 
 
 def parents_of(source: Any) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from edcache.base import (
 )
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, expand_paths
-from edcache.dataset.build import Building, identity
+from edcache.dataset.build import Building
 from edcache.dataset.combined import Concat, add
 from edcache.dataset.indexing import T_co
-from edcache.identity import Other
+from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.writer import Store, store_at
@@ -105,17 +105,21 @@ class CachedDataset(ArchiveDataset[T_co]):
         self._transform, self._batch_transform = options.transform, options.batch_transform
 
     def _make(
-        self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
+        self,
+        store: Store,
+        source: Any,
+        options: CacheOptions,
+        fingerprint: dict[str, Any] | bool | Recipe | None,
     ) -> None:
         check_fillable(options)
         source = writer.by_items(source)
         writer.check_source(source, store.path)
-        origin = identity(source, options.num_workers, fingerprint)
+        recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
         # Missing samples are computed, or were warned of; max_bytes limits the fill.
         self._begin(options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = Building(store, source, options, origin)
+        self._building = Building(store, source, options, recipe)
         with store.held():
             self._filler, archive = self._building.start(options.keep_existing)
             if archive is not None and not options.preload:
@@ -364,7 +368,7 @@ def opened(options: CacheOptions, reader: Reader) -> CachedDataset[Any]:
 
 
 def filled(
-    store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool
+    store: Store, source: Any, options: CacheOptions, fingerprint: bool | Recipe
 ) -> CachedDataset[Any]:
     """Make the dataset of a source; missing samples are computed first, unless the options say later."""
     dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)

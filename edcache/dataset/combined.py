@@ -135,12 +135,12 @@ class Combined(Root, Samples):
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
-        return {"parts": self.parts, "transform": self._transform}
+        return {"parts": self.parts, **self._settings(), "columns": ["parts"]}
 
     def _settings(self) -> dict[str, Any]:
         of_parts = [settings_of(part) for part in self.parts]
         of_each = of_parts[0] if of_parts.count(of_parts[0]) == len(of_parts) else of_parts
-        return {"parts": of_each, "transform": self._transform}
+        return {"each": of_each, "transform": self._transform}
 
     @property
     def complete(self) -> bool:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
-from edcache import base, writer
+from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, StaleCacheError, takes
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
+from edcache.identity import Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.storage import cache_folder, shown
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 # The result of comparing an archive with a call, for the fill that may follow.
-_Verdict = Literal["same", "code asks", "rebuild", "compare nothing"]
+_Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
 
 
 class CachedFactory(Generic[P, T_co]):
@@ -53,7 +54,7 @@ class CachedFactory(Generic[P, T_co]):
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
-        return f"<cachable {writer.qualified_name(self.uncached)}>"
+        return f"<cachable {identity.qualified_name(self.uncached)}>"
 
     def __reduce__(self) -> str:
         # By name, as functions: the name leads to this object, not to the bare factory.
@@ -66,7 +67,7 @@ class CachedFactory(Generic[P, T_co]):
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the path or the URL, without credentials, of the archive of this call; nothing is opened."""
         arguments = self._arguments(args, kwargs)
-        return shown(self._locate(arguments, writer.call_fingerprint(self.uncached, arguments)))
+        return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
@@ -78,15 +79,15 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Before the factory runs, which may change the working folder.
-        fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
-        store = writer.store_at(self._locate(arguments, fingerprint), options.storage_options)
+        call = identity.recipe_of_call(self.uncached, arguments, self.version)
+        store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive = store.found(self._reading)
         verdict: _Verdict = "same"
         is_complete = archive is not None and archive.complete
         if archive is not None and not (is_complete and options.grow):
-            verdict = self._check(archive, fingerprint, not is_complete)
+            verdict = self._check(archive, call, not is_complete)
         if archive is not None and is_complete and not options.grow:
-            if verdict == "code asks" and self._is_other(archive, fingerprint, args, kwargs):
+            if verdict == "asks" and self._is_other(archive, call, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
@@ -94,25 +95,30 @@ class CachedFactory(Generic[P, T_co]):
                     archive = store.reader(replace(self._reading, preload=options.preload))
                 return opened(options, archive)
         source = self.uncached(*args, **kwargs)
-        return self._filled(store, archive, source, fingerprint, verdict == "rebuild")
+        return self._filled(store, archive, source, call, verdict == "rebuild")
 
     def _is_other(
-        self, archive: Reader, fingerprint: dict[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, archive: Reader, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Run the function, whose code has changed, and compare a sample by `on_stale`; True to build it again."""
-        asks = tuple(writer.changed_code(archive.session.origin.fingerprint, fingerprint))
+        """Run the function, and compare a sample by `on_stale`, since something asks; True to build it again."""
+        found = identity.compare(archive.session.origin.fingerprint, call)
+        job = writer.Job(
+            None,
+            archive.path,
+            archive.head,
+            LabelSpec({}),
+            options=FillOptions.part_of(self.options),
+            code=tuple(found.code),
+            asks=tuple(found.asks),
+        )
         try:
-            source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
-        except Exception as error:  # noqa: BLE001 - of the user's code; the data may be elsewhere, and is not needed
-            why = f"no sample was compared: {self.uncached.__qualname__}() raised {type(error).__name__}: {error}"
-            writer.warn_of_code(archive.path, asks, why)
-            return False
-        fill = FillOptions.part_of(self.options)
-        try:
-            writer.check_open(
-                writer.Job(source, archive.path, archive.head, LabelSpec({}), options=fill, asks=asks),
-                archive,
-            )
+            try:
+                source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
+            except Exception as error:  # noqa: BLE001 - of the user's code; the data may be elsewhere, and is not needed
+                what = f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}"
+                writer.not_compared(job, archive, f"no sample was compared: {what}")
+                return False
+            writer.check_open(replace(job, source=source), archive)
         except StaleCacheError as error:
             if self._on_stale == "error":
                 raise
@@ -126,23 +132,16 @@ class CachedFactory(Generic[P, T_co]):
         store: writer.Store,
         archive: Reader | None,
         source: Any,
-        fingerprint: dict[str, Any],
+        call: Recipe,
         rebuild: bool,
     ) -> CachedDataset[T_co]:
         """Compare the source with an archive by `on_stale`, compute the missing samples, and open it."""
         writer.check_source(source, store.path)
-        # Keys tell which samples changed.
-        options, cut = self.options, (len(source), 0) if writer.has_method(source, "sample_key") else None
-        origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)
-        adds = True
+        recipe, options, adds = identity.recipe_of(source, call), self.options, True
+        origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
-            length, begun = None, archive.session.origin.length
-            if not writer.is_stream(source) and hasattr(source, "__len__"):
-                length = writer.length_of(source, store.path)
-            lengths = None if length is None or begun is None or length == begun else (length, begun)
-            lengths = lengths if cut is None else cut
-            adds = not archive.complete or (length or 0) > len(archive)
-            verdict = self._check(archive, writer.source_fingerprint(source, lengths, fingerprint), adds)
+            adds = not archive.complete or (recipe.count or 0) > len(archive)
+            verdict = self._check(archive, recipe, adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
@@ -160,29 +159,29 @@ class CachedFactory(Generic[P, T_co]):
         options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
         return filled(store, source, options, origin)
 
-    def _check(self, archive: Reader, fingerprint: dict[str, Any], adds: bool) -> _Verdict:
+    def _check(self, archive: Reader, recipe: Recipe, adds: bool) -> _Verdict:
         """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
 
         adds: True if samples may be added to it.
         """
         on_stale, origin = self._on_stale, archive.session.origin
-        changed = writer.differences(origin.fingerprint, fingerprint)
+        found = identity.compare(origin.fingerprint, recipe)
+        changed = found.settings
         if not archive.complete:
             changed += label_differences(origin, self.options.in_memory_keys)
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"
-            is_asked = self.version is None and self.options.spot_check is not False
-            asks = is_asked and writer.changed_code(origin.fingerprint, fingerprint)
-            return "code asks" if asks else "same"
+            is_asked = self.options.spot_check is not False and (found.code or found.asks)
+            return "asks" if is_asked else "same"
         if on_stale == "rebuild":
             return "rebuild"
         # Another name, and what a source says, may be let pass; another call of the function never.
-        is_other_call = any(line.startswith(("argument ", "version: ")) for line in changed)
+        is_other_call = any(line.startswith(("argument ", "version: ", "weights ")) for line in changed)
         remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
         if not is_other_call:
             remedy += ' (or "ignore", to use it as it is)'
-        message = writer.stale_message(archive.path, fingerprint, changed, remedy)
+        message = identity.stale_message(archive.path, recipe, changed, remedy)
         if on_stale == "error" or (on_stale == "warn" and adds) or (on_stale == "ignore" and is_other_call):
             raise StaleCacheError(message, path=archive.path, option="on_stale")
         if on_stale == "warn":
@@ -197,16 +196,16 @@ class CachedFactory(Generic[P, T_co]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _locate(self, arguments: Mapping[str, Any], described: Mapping[str, Any]) -> str:
-        slugs = {name: _slug(value, described["arguments"][name]) for name, value in arguments.items()}
+    def _locate(self, arguments: Mapping[str, Any], call: Recipe) -> str:
+        slugs = {name: _slug(value, call.settings[f"argument {name}"]) for name, value in arguments.items()}
         if self._path is None:
-            return _default_path(self.uncached, described, slugs)
+            return _default_path(self.uncached, call, slugs)
         try:
             return self._path.format(**slugs)
         except (KeyError, IndexError) as error:
             raise OptionError(
                 f'the path "{shown(self._path)}" contains {{{error.args[0]}}}, but the parameters of '
-                f"{writer.qualified_name(self.uncached)} are: {', '.join(arguments) or 'none'}"
+                f"{identity.qualified_name(self.uncached)} are: {', '.join(arguments) or 'none'}"
             ) from None
         except (ValueError, AttributeError, TypeError) as error:
             raise OptionError(
@@ -274,14 +273,15 @@ def cachable(
     return decorate
 
 
-def _default_path(factory: Any, described: Mapping[str, Any], slugs: Mapping[str, str]) -> str:
+def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
     # With the module: functions of one name in two projects have a file each.
-    full_name = writer.qualified_name(factory)
-    text = json.dumps([full_name, described["arguments"]])
+    full_name = identity.qualified_name(factory)
+    given = {name: value for name, value in call.settings.items() if name.startswith("argument ")}
+    text = json.dumps([full_name, given, dict(call.asks)])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
-    call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
+    shown_call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
     name = _slug(full_name.replace(":", "."))
-    return os.path.join(cache_folder(), f"{'-'.join(filter(None, (name, call, digest)))}.zip")
+    return os.path.join(cache_folder(), f"{'-'.join(filter(None, (name, shown_call, digest)))}.zip")
 
 
 def _slug(value: object, described: Any = None) -> str:

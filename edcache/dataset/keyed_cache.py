@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -31,6 +32,7 @@ from edcache.base import (
 )
 from edcache.dataset.keys import shown_key, stored_keys
 from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root
+from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
 
@@ -101,7 +103,7 @@ class KeyedCache:
     ) -> None:
         self._open(path, WriteOptions.of(None, keywords, "KeyedCache"), _told(fingerprint))
 
-    def _open(self, path: str | os.PathLike[str], options: WriteOptions, made_by: dict[str, Any]) -> None:
+    def _open(self, path: str | os.PathLike[str], options: WriteOptions, made_by: Recipe) -> None:
         self.path = writer.store_at(path).path
         self._options, self._made_by = options, made_by
         self._files = base.PerProcess[_Archive]()
@@ -179,8 +181,8 @@ class KeyedCache:
         self.close()
 
 
-def _told(fingerprint: Any) -> dict[str, Any]:
-    """Return a fingerprint as an archive has it. Raises: OptionError, it is no value of JSON."""
+def _told(fingerprint: Any) -> Recipe:
+    """Return the recipe that a fingerprint tells. Raises: OptionError, it is no value of JSON."""
     try:
         told = base.loads(json.dumps(fingerprint, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -189,27 +191,25 @@ def _told(fingerprint: Any) -> dict[str, Any]:
             "lists and dicts of these",
             option="fingerprint",
         ) from None
-    return {"arguments": told} if isinstance(told, dict) else {"arguments": {}, "version": told}
+    return identity.told(told) if isinstance(told, dict) else Recipe({"fingerprint": told})
 
 
-def _check_told(path: str, origin: Head, told: dict[str, Any]) -> None:
-    """Raise StaleCacheError if an archive has another fingerprint."""
-    changed = writer.differences(origin.fingerprint, told) if writer.tells_source(origin) else []
-    if changed:
+def _check_told(path: str, origin: Head, recipe: Recipe) -> Difference | None:
+    """Compare an archive with what makes its values. Raises: StaleCacheError, it has another fingerprint."""
+    if not writer.tells_source(origin.fingerprint):
+        return None
+    found = identity.compare(origin.fingerprint, recipe)
+    if found.settings:
         remedy = "use another path, or delete the file, as cache_clear() of memoize does"
-        is_plain = "factory" not in told  # a fingerprint that is no dict stands in the place of a version
-        lines = [
-            line.replace("version: ", "fingerprint: ", is_plain and line.startswith("version"))
-            for line in changed
-        ]
-        text = writer.stale_message(path, told, lines, remedy)
+        text = identity.stale_message(path, recipe, found.settings, remedy)
         raise StaleCacheError(text, path=path, option="fingerprint")
+    return found
 
 
 class _Archive:
     """Archive of a KeyedCache in one process."""
 
-    def __init__(self, path: str, options: WriteOptions, fingerprint: dict[str, Any]) -> None:
+    def __init__(self, path: str, options: WriteOptions, recipe: Recipe) -> None:
         self._path = path
         self._adding: list[Any] = []  # keys of the samples that are being added
         spec = LabelSpec({KEY_COLUMN: OfIndex(self._adding)})
@@ -217,11 +217,12 @@ class _Archive:
             spec,
             codec=options.codec or "native",
             compression=options.compression,
-            fingerprint=fingerprint,
+            fingerprint=recipe.to_json(),
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
         try:
-            _check_told(path, self._appender.chain.origin, fingerprint)
+            found = _check_told(path, self._appender.chain.origin, recipe)
+            self.asks = [] if found is None else [*found.code, *found.asks]
             spec = writer.adopt_labels(self._appender.head, spec, path)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(
@@ -311,10 +312,6 @@ class _Archive:
         salt = format.salt(self._appender.head.uuid, index)
         (row,) = format.bound(np.array([sample]), np.frombuffer(data, format.ROW), salt).tolist()
         return sample, row, self._root.schemas[row[3]]
-
-    def changed_code(self, made_by: dict[str, Any]) -> list[str]:
-        """List the functions and classes whose code is another one than when the archive was begun."""
-        return writer.changed_code(self._appender.chain.origin.fingerprint, made_by)
 
     def read(self, found: _Found) -> Any:
         """Decode a value. Raises: CorruptRecordError, it is damaged."""
@@ -525,7 +522,7 @@ class Memoized(Generic[P, V]):
         self._turn, self._calls, self._misses = base.ForkLock(), 0, 0
 
     def __repr__(self) -> str:
-        return f"<memoized {writer.qualified_name(self._function)}>"
+        return f"<memoized {identity.qualified_name(self._function)}>"
 
     def __reduce__(self) -> str:
         # By name, as functions: the name leads to this object, not to the bare function.
@@ -538,10 +535,10 @@ class Memoized(Generic[P, V]):
     @base.once
     def cache(self) -> KeyedCache:
         """Values by key; the first call opens the archive."""
-        made_by = writer.call_fingerprint(self._function, {}, self._version)
+        made_by = replace(identity.recipe_of_call(self._function, {}, self._version), again=None)
         cache = KeyedCache.__new__(KeyedCache)
         cache._open(self._store().path, WriteOptions.of(None, self._options, "memoize"), made_by)
-        self._asks = cache._archive().changed_code(made_by)
+        self._asks = cache._archive().asks
         return cache
 
     def _compare(self, calls: Mapping[Key, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
@@ -637,7 +634,7 @@ class Memoized(Generic[P, V]):
         self._calls = self._misses = 0
 
     def _store(self) -> writer.Store:
-        name = writer.qualified_name(self._function)
+        name = identity.qualified_name(self._function)
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         default = f"memoize-{re.sub('[^A-Za-z0-9_.]+', '.', name)}-{digest}.zip"
         return writer.store_at(self._path or os.path.join(storage.cache_folder(), default))

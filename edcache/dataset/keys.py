@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache import writer
+from edcache import identity
 from edcache.base import Ints, OptionError, described, shown
 from edcache.dataset.indexing import Readable
 from edcache.format import KEY_COLUMN, Key, pa, pc
@@ -113,7 +113,7 @@ def source_keys(source: Any, key: str | Callable[[Any], Any] | None) -> Any:
     if isinstance(source, Readable):
         has_own = KEY_COLUMN in source.labels and stores_records(source)
         return SourceKeys(source, KEY_COLUMN) if has_own else None
-    return source if writer.has_method(source, "sample_key") else None
+    return source if identity.has_method(source, "sample_key") else None
 
 
 def stores_records(dataset: Readable[Any]) -> bool:

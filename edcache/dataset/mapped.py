@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from edcache import base, storage, writer
+from edcache import base, identity, storage, writer
 from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.build import parents_of
@@ -169,20 +169,9 @@ def mapped(path: str | os.PathLike[str] | None = None, **options: Any) -> Callab
 class Mapped(Dataset[Any]):
     """Source of a mapped cache: results of a function of single samples.
 
-    Its public attributes identify it (writer/description.py): also the weights of modules that `fn` finds in global
-    variables, and the values of labels that are kept, which may change while the samples stay.
+    Its public attributes identify it (identity/recipe.py): also the values of labels that are kept, which may change
+    while the samples stay.
     """
-
-    __edcache_ignore__ = (
-        "_keep",
-        "_labels",
-        "_fields",
-        "_key",
-        "_devices",
-        "_readers",
-        "_on_device",
-        "_progress",
-    )
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
@@ -191,10 +180,8 @@ class Mapped(Dataset[Any]):
         self._keep, self._labels, self._key = keep, labels, key
         self._fields = [name for name in keep if name not in labels]
         self.keep = ", ".join(keep)
-        for name, models in writer.models_of(fn).items():
-            setattr(self, name, str(models))
         if labels and source_keys(source, key) is None:  # else versions tell of them
-            self.labels = str(writer.described([source.labels.to_list(name) for name in labels]))
+            self.labels = str(identity.Settings().describe([source.labels.to_list(name) for name in labels]))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -243,9 +230,9 @@ class Mapped(Dataset[Any]):
         if name.startswith("sample_version"):
             told = source_versions(self.source, self._labels)
             if self._keep and self._key is not None and not isinstance(told, RecordVersions):
-                own = told if told is not None and writer.has_method(told, name) else None
+                own = told if told is not None and identity.has_method(told, name) else None
                 told = SimpleNamespace(sample_version=partial(self._kept_version, own))
-        if told is None or not writer.has_method(told, name):
+        if told is None or not identity.has_method(told, name):
             raise AttributeError(name)
         return getattr(told, name)
 
@@ -266,7 +253,7 @@ class Mapped(Dataset[Any]):
         kept = {name: values[0] for name, values in self._labels_of([index]).items()}
         if self._fields:
             sample = self.source[self._positions([index])[0]]
-            kept |= {name: writer.described(sample[name]) for name in self._fields}
+            kept |= {name: [*identity.Settings().describe(sample[name])] for name in self._fields}
         own = [] if told is None else [told.sample_version(index)]
         return [*own, *(kept[name] for name in self._keep)]
 

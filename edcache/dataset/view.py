@@ -104,9 +104,6 @@ class Samples(Readable[T_co]):
         """
         return Keys(self)
 
-    def __edcache_settings__(self) -> dict[str, Any]:
-        return settings_of(self)
-
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Read the samples at several positions together; torch's DataLoader calls it for a batch.
 
@@ -541,7 +538,7 @@ class View(Samples[T_co]):
         chosen = self._selection
         # A range or an array has a value for each sample, by which a longer one is known to continue it.
         view = chosen.numbers if type(chosen) is Selection else view_text([self._whole_selection()])
-        return {"of": self._whole, "view": view, "fields": self._fields, "transform": self._added}
+        return {"of": self._whole, "view": view, **settings_of(self), "columns": ["of", "view"]}
 
     @property
     def _root(self) -> Root:

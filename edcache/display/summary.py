@@ -68,11 +68,11 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """Describe the call that made an archive, from its fingerprint, which any program may have written."""
     of = fingerprint or {}
-    yield from ((key, str(of[key])) for key in ("type", "factory") if of.get(key) is not None)
-    for word in ("argument", "attribute"):
-        yield from ((word, f"{name}={_value_text(value)}") for name, value in named(of, f"{word}s").items())
-    if of.get("version") is not None:
-        yield "version", _value_text(of["version"])
+    for entry in ("settings", "columns"):
+        for name, value in named(of, entry).items():
+            word, _, rest = name.partition(" ")
+            if rest or value is not None:
+                yield word, f"{rest}={_value_text(value)}" if rest else _plain_text(value)
 
 
 def _value_text(value: object) -> str:
@@ -80,13 +80,19 @@ def _value_text(value: object) -> str:
     return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
 
 
+def _plain_text(value: object) -> str:
+    return value if isinstance(value, str) else _value_text(value)
+
+
 def call_text(fingerprint: Mapping[str, Any] | None) -> str:
     """Write the call of a fingerprint as Python code: "make(split='train', n=6)"."""
-    of = fingerprint or {}
+    of = named(fingerprint or {}, "settings")
     if "factory" not in of:
         return str(of.get("type", ""))
-    arguments = (f"{name}={_value_text(value)}" for name, value in named(of, "arguments").items())
-    return f"{of['factory']}({', '.join(arguments)})"
+    given = (
+        (name.removeprefix("argument "), value) for name, value in of.items() if name.startswith("argument ")
+    )
+    return f"{of['factory']}({', '.join(f'{name}={_value_text(value)}' for name, value in given)})"
 
 
 def fields_of(archive: reader.Session) -> list[dict[str, Any]]:

@@ -41,6 +41,8 @@ _CHANGES: Final = frozenset(
     {"append", "add", "extend", "insert", "update", "setdefault", "pop", "clear", "remove"}
 )
 _MOST_DOTS: Final = 2
+# Of a global variable, in a class body, and of a module that is imported inside a function.
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME")
 
 
 def is_library(file: str) -> bool:
@@ -65,25 +67,17 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
     The first ones have their names in the result, up to about `nbytes` of JSON; "others" is a digest of the rest.
     """
     digests: dict[str, str] = {}
-    waiting, seen = [*things], set[int]()
-    for thing in waiting:
-        if id(thing) in seen or len(seen) > _MOST_THINGS:
-            continue
-        seen.add(id(thing))
+    for thing in _reached_from(things):
         kind = type(thing)
         if issubclass(kind, types.FunctionType | types.GeneratorType):
-            code = thing.__code__ if kind is types.FunctionType else thing.gi_code
-            if not is_library(code.co_filename):
-                named = [*_named(thing)] if kind is types.FunctionType else []
-                texts = [_text_of_code(code), *_contents(named, _said(code).depth)]
-                digests[thing.__qualname__] = _digest(digests.get(thing.__qualname__, ""), *texts)
-                waiting += [value for _, value in named]
+            code = _code_of(thing)
+            named = [*_named(thing)] if kind is types.FunctionType else []
+            name, texts = thing.__qualname__, [_text_of_code(code), *_contents(named, said(code).depth)]
         elif issubclass(kind, type):
-            if not is_of_library(_attributes(thing).get("__module__")):
-                digests[_QUALNAME(thing)] = _digest(digests.get(_QUALNAME(thing), ""), *_constants_of(thing))
-                waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
+            name, texts = _QUALNAME(thing), _constants_of(thing)
         else:
-            waiting += _functions_in(thing)
+            continue
+        digests[name] = _digest(digests.get(name, ""), *texts)
     kept: dict[str, str] = {}
     for name, digest in digests.items():
         nbytes -= len(name) + 24
@@ -96,11 +90,44 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
     return kept
 
 
+def modules_named_by(things: Iterable[Any]) -> list[torch.nn.Module]:
+    """List the modules of torch that functions and classes name, or code that these name."""
+    return [thing for thing in _reached_from(things) if issubclass(type(thing), torch.nn.Module)]
+
+
+def _reached_from(things: Iterable[Any]) -> Iterator[Any]:
+    """Yield functions and classes of the user, and modules of torch, each once."""
+    waiting, seen = [*things], set[int]()
+    for thing in waiting:
+        if id(thing) in seen or len(seen) > _MOST_THINGS:
+            continue
+        seen.add(id(thing))
+        kind = type(thing)
+        if issubclass(kind, types.FunctionType | types.GeneratorType):
+            if not is_library(_code_of(thing).co_filename):
+                yield thing
+                waiting += [value for _, value in _named(thing)] if kind is types.FunctionType else []
+        elif issubclass(kind, type):
+            if not is_of_library(_attributes(thing).get("__module__")):
+                yield thing
+                waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
+        elif issubclass(kind, torch.nn.Module):
+            yield thing
+            waiting.append(kind)
+        else:
+            waiting += _functions_in(thing)
+
+
+def _code_of(thing: Any) -> types.CodeType:
+    return thing.__code__ if type(thing) is types.FunctionType else thing.gi_code
+
+
 def _functions_in(thing: Any) -> Iterator[Any]:
     """Yield the functions that a wrapper, a method, an object or a container of these stands for."""
     kind = type(thing)
     if kind is types.MethodType:
-        yield from (thing.__func__, type(thing.__self__))
+        is_module = issubclass(type(thing.__self__), torch.nn.Module)
+        yield from (thing.__func__, thing.__self__ if is_module else type(thing.__self__))
     elif kind is functools.partial:
         yield from (thing.func, *thing.args, *thing.keywords.values())
     elif kind in (staticmethod, classmethod):
@@ -122,54 +149,75 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
     What it changes itself, such as a counter, is left out.
     """
-    names, texts, changed, _ = _said(function.__code__)
+    names, loaded, texts, changed, _ = said(function.__code__)
     for name in names:
-        if name not in changed and (name in function.__globals__ or name in sys.modules):
+        if name in loaded - changed and (name in function.__globals__ or name in sys.modules):
             value = function.__globals__.get(name, sys.modules.get(name))
             yield from _reached(name, value, names.keys() - changed, _MOST_DOTS)
     if names.keys() & {"environ", "getenv"}:
         yield from ((f"environ {text}", os.environ.get(text)) for text in sorted(texts))
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if cell != types.CellType() and name not in changed:  # it has a value
-            yield name, cell.cell_contents
+    yield from outer(function).items()
     defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     yield from ((f"default {name}", value) for name, value in defaults)
     if "__wrapped__" in vars(function):
         yield "__wrapped__", function.__wrapped__  # type: ignore[attr-defined]
 
 
-class _Said(NamedTuple):
-    """Names in code, and in code in it; its texts; names that it assigns to; depth of its constants."""
+def outer(function: types.FunctionType) -> dict[str, Any]:
+    """Return the outer local variables that a function uses and does not assign to; none that has no value yet."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    changed = said(function.__code__).changed
+    return {
+        name: cell.cell_contents for name, cell in cells if cell != types.CellType() and name not in changed
+    }
+
+
+class Said(NamedTuple):
+    """Names in code, and in code in it: all; of global variables; its texts; names that it assigns to.
+
+    depth: of its constants; 0 if it changes containers.
+    """
 
     names: dict[str, None]
+    loaded: set[str]
     texts: set[str]
     changed: set[str]
     depth: int
 
 
 @functools.lru_cache(4_096)
-def _said(code: types.CodeType) -> _Said:
-    codes, names, texts, changed, is_changing = [code], dict[str, None](), set[str](), set[str](), False
+def said(code: types.CodeType) -> Said:
+    """Return what code says, and the code in it."""
+    codes, names, loaded, texts, changed, is_changing = (
+        [code],
+        dict[str, None](),
+        set[str](),
+        set[str](),
+        set[str](),
+        False,
+    )
     for one in codes:
         codes += [part for part in one.co_consts if isinstance(part, types.CodeType)]
         names |= dict.fromkeys(one.co_names)
         texts |= {part for part in one.co_consts if type(part) is str}
-        stores = [part for part in dis.get_instructions(one) if part.opname.startswith(("STORE_", "DELETE_"))]
+        parts = [*dis.get_instructions(one)]
+        loaded |= {part.argval for part in parts if part.opname in _LOADS}
+        stores = [part for part in parts if part.opname.startswith(("STORE_", "DELETE_"))]
         changed |= {part.argval for part in stores if part.opname.endswith(("_GLOBAL", "_DEREF", "_ATTR"))}
         is_changing = is_changing or any(part.opname.endswith("_SUBSCR") for part in stores)
     depth = 0 if is_changing or not _CHANGES.isdisjoint(names) else _DEEPEST
-    return _Said(names, texts, changed - {*code.co_cellvars}, depth)
+    return Said(names, loaded, texts, changed - {*code.co_cellvars}, depth)
 
 
 def _constants_of(kind: type) -> list[str]:
     """Describe the plain attributes of a class, without the ones that its methods change."""
     attributes = _attributes(kind)
-    said = [_said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
-    changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in said))
+    told = [said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
+    changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in told))
     plain = [
         (name, value) for name, value in attributes.items() if name not in changed and not _is_code(value)
     ]
-    return _contents(plain, min((one.depth for one in said), default=_DEEPEST))
+    return _contents(plain, min((one.depth for one in told), default=_DEEPEST))
 
 
 def _is_code(value: Any) -> bool:

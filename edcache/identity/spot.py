@@ -86,11 +86,13 @@ def with_entry(fingerprint: dict[str, Any], origin: Mapping[str, Any] | None) ->
 class Recomputed(NamedTuple):
     """Sample that was computed again, as records.
 
-    Attributes: records: one for each computation: schema and bytes. seconds: of the fastest computation.
+    Attributes: records: one for each computation: schema and bytes. seconds: of the fastest computation. state: names
+        of what computing has changed in the source, see `recipe.py`.
     """
 
     records: list[tuple[str, bytes]]
     seconds: float
+    state: tuple[str, ...] = ()
 
 
 class Other(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from edcache.base import ArchiveError, Ints, MissingSampleError, index_ranges
+from edcache.identity import Recipe
 from edcache.interop.kinds import Kind
 
 
@@ -69,10 +70,10 @@ class OldCache(Dataset[Any], abc.ABC):
             self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {missing}")
 
 
-def fingerprint_of(kind: Kind, path: str) -> dict[str, Any]:
+def recipe_of_files(kind: Kind, path: str) -> Recipe:
     """Identify an old cache by the names, sizes and times of its files; its own path does not count.
 
-    It has the form of a call, so that a CachedDataset over the real source accepts the archive.
+    It is one of a call, so that a CachedDataset over the real source accepts the archive.
     """
     digest = hashlib.sha256()
     with foreign_errors(path):
@@ -80,8 +81,8 @@ def fingerprint_of(kind: Kind, path: str) -> dict[str, Any]:
             stat = os.stat(file)
             name = os.path.relpath(file, path)
             digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
-    arguments = {"kind": kind, "names, sizes and times": digest.hexdigest()[:16]}
-    return {"factory": "edcache import", "arguments": arguments, "version": None}
+    stats = {"argument kind": kind, "argument names, sizes and times": digest.hexdigest()[:16]}
+    return Recipe({"factory": "edcache import", **stats, "version": None})
 
 
 def files_below(path: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError, takes
 from edcache.dataset import CachedDataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
-from edcache.interop.import_source import OldCache, fingerprint_of
+from edcache.interop.import_source import OldCache, recipe_of_files
 from edcache.interop.kinds import Kind
 from edcache.storage import local_path
 
@@ -86,7 +86,7 @@ def import_cache(
         keywords.setdefault("on_error", "skip")
     if keywords.get("in_memory_keys") is None:
         keywords["in_memory_keys"] = source.in_memory_keys
-    own = fingerprint_of(source.kind, where) if fingerprint is None else fingerprint
+    own: Any = recipe_of_files(source.kind, where) if fingerprint is None else fingerprint
     ds = CachedDataset(source, path, fingerprint=own, **keywords)
     more = {name: values for name, values in source.more_labels.items() if name not in ds.labels}
     if more:

@@ -7,7 +7,6 @@ stays as it is. A dataset with a format (`with_format`, `set_transform`) gives i
 
 from __future__ import annotations
 
-import inspect
 import operator
 import sys
 from collections import deque
@@ -36,6 +35,14 @@ After: TypeAlias = Callable[[int, int], object]
 """Called with the number of samples that were computed or found, and the bytes of their raw records."""
 Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
 """Gives samples as `Ask` does, batch after batch; see `dataset/mapped.py:MappedBatches`."""
+
+
+def is_stream(source: Any) -> bool:
+    """True if a source is iterated, because it is no map-style dataset."""
+    if isinstance(source, IterableDataset):
+        return True
+    is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    return hasattr(source, "__iter__") and not is_map
 
 
 def declared(source: Any) -> Any:
@@ -135,11 +142,6 @@ def of_worker(source: Any, slot: int) -> Any:
         return Subset(of_worker(source.dataset, slot), source.indices)
     own = getattr(source, "__edcache_worker__", None)
     return source if own is None else own(slot)
-
-
-def has_method(source: Any, name: str) -> bool:
-    """True if a source has a method; one that its `__getattr__` hands on takes indices of what it wraps."""
-    return inspect.getattr_static(source, name, None) is not None and hasattr(source, name)
 
 
 def _getitems(source: Any) -> Ask | None:

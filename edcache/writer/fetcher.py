@@ -14,7 +14,7 @@ from edcache.codec import Columns
 from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.features import After, Ask, Before, batches_of, stream_of
+from edcache.writer.features import After, Ask, Before, batches_of, is_stream, stream_of
 from edcache.writer.job import Job, text_of
 
 # Parts of the texts of errors that no exception class tells apart: of torch, CUDA, cuBLAS and XLA.
@@ -130,13 +130,22 @@ def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
 
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`."""
+    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`.
+
+    stored: record; without one, what computing changes in the source is told.
+    """
     own_positions()
+    if is_stream(job.source):
+        return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     if stored is None and identity.holds_generator(job.source):
         least = identity.MOST_DRAWS
-    return identity.recompute(ways[:least], job.head.codec, least, stored)
+    # Without repeats of its keys it is a Subset.
+    described = job.source if job.order is None else getattr(job.source, "dataset", job.source)
+    before = identity.recipe_of(described) if stored is None else None
+    again = identity.recompute(ways[:least], job.head.codec, least, stored)
+    return again if before is None else again._replace(state=before.changed(identity.recipe_of(described)))
 
 
 def _parts(

@@ -10,18 +10,19 @@ from functools import partial
 
 import numpy as np
 
-from edcache import base, format, identity, storage
+from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
+from edcache.writer.features import is_stream
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.keyed import Keyed, fill_keyed
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.seal import seal
 from edcache.writer.spot import check_before, with_first_sample
-from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
+from edcache.writer.stream import check_stream_workers, fill_stream
 
 logger = logging.getLogger("edcache")
 
@@ -66,7 +67,7 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
     before = _head_of(target)
     with temporary.replacing(target, _LOOK_SECONDS) as session:
         now = _head_of(target)
-        if now is not None and now != before and _made_as(now, job.head):
+        if now is not None and now != before and _made_as(now, job):
             # The same call in another process built it while this one waited.
             storage.remove(session.path)
             return
@@ -76,10 +77,10 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
         storage.replace(session.path, target)
 
 
-def _made_as(one: Head, head: Head) -> bool:
-    if one.fingerprint is None or head.fingerprint is None:
-        return one.fingerprint is head.fingerprint
-    return one.fingerprint == identity.with_entry(head.fingerprint, one.fingerprint)  # seconds differ
+def _made_as(one: Head, job: Job) -> bool:
+    if one.fingerprint is None or job.head.fingerprint is None:
+        return one.fingerprint is job.head.fingerprint
+    return one.fingerprint == job.made_by(one.fingerprint)  # seconds differ
 
 
 def _head_of(path: str) -> Head | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edcache import base, identity, storage
 from edcache.format import MAX_LENGTH, Failure, Head
+from edcache.identity import Recipe
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder, FailureOf
-from edcache.writer.features import of_worker
-from edcache.writer.fingerprint import comparable
+from edcache.writer.features import is_stream, of_worker
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.seal import Order
 from edcache.writer.store import store_at
@@ -35,7 +35,9 @@ class Job:
         name: of the archive as progress shows it; the path may be of a file that stands for it.
         order: of the samples in the sealed archive; None for the order of the source.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
-        asks: functions and classes whose code is another one than when the archive was begun.
+        recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
+        code, asks: names of functions and classes, and of attributes, that are other ones than when the archive was
+            begun, and ask for a sample.
         again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
@@ -50,8 +52,13 @@ class Job:
     name: str = ""
     order: Order | None = None
     suspects: frozenset[int] = frozenset()
+    recipe: Recipe | None = None
+    code: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     again: tuple[int, int, tuple[str, bytes] | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"recipe": None}  # its arguments may be of this process
 
     @property
     def length(self) -> int:
@@ -71,7 +78,7 @@ class Job:
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         try:
-            check_origin(self.path, appender.chain.origin, self.head, self.source)
+            check_origin(self.path, appender.chain.origin, self.recipe)
             # Sealed in another order, an archive has another length than the fill of its first samples.
             is_reordered = self.order is not None and appender.chain.sealed
             if self.head.length is not None and not any_length and not is_reordered:
@@ -84,15 +91,28 @@ class Job:
         return appender
 
     def _lengthen(self, appender: Appender, length: int) -> None:
-        chain, fingerprint = appender.chain, self.head.fingerprint
+        chain = appender.chain
         # One that was written without a dataset is as long as what it holds, until it gets one.
         present = chain.end_index if chain.length is None else chain.length
         if present < length and (self.options.grow or chain.length is None):
             changes: dict[str, Any] = {"length": length}
-            if chain.origin.fingerprint is not None and fingerprint is not None:
-                now = comparable(fingerprint, chain.origin.fingerprint, self.source, None)
-                changes["fingerprint"] = identity.with_entry(now, chain.origin.fingerprint)
+            if chain.origin.fingerprint is not None and self.recipe is not None:
+                changes["fingerprint"] = self.made_by(chain.origin.fingerprint)
             appender.amend(**changes)
+
+    def made_by(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the fingerprint of the source for an archive, with what that knows of its first sample and its state.
+
+        An archive of a call stays one.
+        """
+        own, found = self.head.fingerprint or {}, found or {}
+        if self.recipe is None:
+            return identity.with_entry(own, found)
+        state = [name for name in found.get("state", []) if isinstance(name, str)]
+        made = self.recipe.to_json(state)
+        if "factory" in base.named(found, "settings") and not self.recipe.is_made:
+            made = {**made, **{name: found[name] for name in ("settings", "asks") if name in found}}
+        return identity.with_entry({**own, **made}, found)
 
     def builder(
         self,
@@ -240,6 +260,29 @@ def claim_size(length: int, batch_size: int | None = None) -> int:
     return batch_size or min(64, max(1, length // 100))
 
 
+def chosen_recipe(
+    source: Any, given: Mapping[str, Any] | bool | Recipe | None, num_workers: base.Workers = 0
+) -> Recipe | None:
+    """Return the recipe that is given for a source, or else describe it; None to compare nothing.
+
+    Of an iterable it has the number of workers, on which the order depends.
+    """
+    if not isinstance(given, Mapping | bool | Recipe | None):
+        raise base.OptionError(
+            f"fingerprint={base.shown(given)}; give a dict, or False for none", option="fingerprint"
+        )
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, Mapping):
+        return identity.told(given) if given else None
+    if given is False:
+        return None
+    is_divided = num_workers != 0 and is_stream(source)
+    return identity.recipe_of(
+        source, None, {"num_workers": worker_count(num_workers)} if is_divided else None
+    )
+
+
 def worker_count(asked: int | str | None) -> int:
     """Number of workers of `num_workers=`; OptionError unless it is a number from 0 up, "auto" or None.
 
@@ -278,10 +321,10 @@ def check_source(source: Any, path: str) -> None:
     raise base.OptionError(f"{path}: the source {what}")
 
 
-def length_of(source: Any, path: str) -> int:
-    """Return the length of a source. SourceError if it has none, OptionError if no archive holds it."""
+def length_of(source: Any, path: str, known: int | None = None) -> int:
+    """Return the length of a source, if it is not known. SourceError: it has none; OptionError: no archive holds it."""
     try:
-        length = len(source)
+        length = len(source) if known is None else known
     except Exception as error:
         raise base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "

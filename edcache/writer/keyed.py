@@ -13,7 +13,6 @@ source; its end is mended first, as of any archive.
 
 from __future__ import annotations
 
-import enum
 import glob
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +31,6 @@ from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Fail
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
-from edcache.writer.description import IGNORE, NoDescription, described
-from edcache.writer.features import has_method
-from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
 from edcache.writer.match import tells_source
 from edcache.writer.seal import Order, seal
@@ -60,7 +56,7 @@ class Keyed:
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
         """Ask a source; None if it names no samples."""
-        if not has_method(source, "sample_key"):
+        if not identity.has_method(source, "sample_key"):
             return None
         keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
         versions = _versions_of(source, keys)
@@ -149,19 +145,26 @@ class Keyed:
 
 
 def _versions_of(source: Any, keys: list[Any]) -> list[str] | None:
-    if has_method(source, "sample_version"):
+    if identity.has_method(source, "sample_version"):
         return list(map(repr, _all_of(source, "sample_version")))
     # Names of files are attributes mostly, and say no more than the keys.
-    found = {name: _plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()}
-    values = [value for value in found.values() if list(value) != keys]
+    found = map(_plain, identity.values_of(source).values())
+    values = [value for value in found if list(value) != keys]
     return [repr(parts) for parts in zip(*values, strict=True)] if values else None
+
+
+def _guessed(source: Any) -> list[str]:
+    """Name the attributes that stand for versions: a list as long as the source may also make every sample."""
+    if identity.has_method(source, "sample_version"):
+        return []
+    return [f"attribute {name}" for name in identity.values_of(source)]
 
 
 def _all_of(source: Any, name: str) -> list[Any]:
     """Ask a source for the values of all samples, at once if it can."""
     count = len(source)
     try:
-        is_bulk = has_method(source, f"{name}s")
+        is_bulk = identity.has_method(source, f"{name}s")
         values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
@@ -170,88 +173,13 @@ def _all_of(source: Any, name: str) -> list[Any]:
     return values
 
 
-# --- settings, and values of samples ---
-
-
-def keyed_fingerprint(source: Any) -> dict[str, Any]:
-    """Describe a source with keys: by its settings, without what it has for each sample."""
-    count = len(source)
-    if hasattr(type(source), "__edcache_fingerprint__"):
-        return source_fingerprint(source, (count, 0))
-    return source_fingerprint(_of_samples(source, count)[0])
-
-
-def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
-    """Divide a source: a copy without the attributes that have one value for each sample, and these by name.
-
-    So are datasets that it holds. A value that is no dataset, as a model, is a setting as a whole.
-    """
-    base = next((kind for kind in (list, tuple) if isinstance(source, kind)), object)
-    bare, values = base.__new__(type(source)), dict[str, Any]()
-    if base is not object:
-        values["items"] = [*source]
-    has_versions = has_method(source, "sample_version")
-    ignored = getattr(source, IGNORE, ())
-    for name, value in vars(source).items():
-        if name in ignored:
-            continue
-        if _has_parts(value, count) or (has_versions and _is_table(value, count)):
-            values[name] = value
-        elif type(value) is not int or value != count:
-            vars(bare)[name] = value
-        if not _is_dataset(value, count):
-            continue
-        if has_versions and hasattr(type(value), "__edcache_settings__"):
-            vars(bare)[name] = value.__edcache_settings__()
-        elif hasattr(type(value), "__edcache_fingerprint__"):
-            said = value.__edcache_fingerprint__()
-            vars(bare)[name] = {key: part for key, part in said.items() if not _has_parts(part, count)}
-        else:
-            vars(bare)[name], inner = _of_samples(value, count)
-            values |= {f"{name}.{key}": part for key, part in inner.items()}
-    return bare, values
-
-
-def _is_dataset(value: Any, count: int) -> bool:
-    if isinstance(value, list | tuple | dict | enum.Enum | torch.nn.Module):
-        return False
-    is_map = hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
-    if not is_map or not hasattr(value, "__dict__") or hasattr(value, "__array__"):
-        return False
-    try:
-        return len(value) == count
-    except Exception:  # noqa: BLE001 - of the user's class: one without a length has none for each sample
-        return False
-
-
-def _is_table(value: Any, count: int) -> bool:
-    """True for a dict or a DataFrame of `count` items: versions tell its changes."""
-    return (isinstance(value, dict) or hasattr(value, "__array__")) and len(value) == count
-
-
-def _has_parts(value: Any, count: int) -> bool:
-    """True for a list, tuple, range or array of `count` values."""
-    if isinstance(value, list | tuple | range):
-        return len(value) == count
-    is_array = isinstance(value, np.ndarray) or (
-        isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
-    )
-    return is_array and tuple(value.shape[:1]) == (count,)
-
-
-def _plain(name: str, values: Any) -> Sequence[Any]:
+def _plain(values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
         values = values.tolist()
     if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
         return values  # type: ignore[no-any-return]
-    try:
-        return [described(value) for value in values]
-    except NoDescription as error:
-        raise OptionError(
-            f'attribute "{name}" of the source has for a sample {error}, which has no description that is the same in '
-            "every process; let a method sample_version(index) of the source tell changed samples"
-        ) from None
+    return [[*identity.Settings().describe(value)] for value in values]
 
 
 def _kind_of(kind: pa.DataType) -> str:
@@ -291,7 +219,8 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         return
     lacking = _publish(job, keyed, None)
     if lacking is not None:
-        check_before(job, lacking.known, lacking.places)
+        asks = (*job.asks, *_guessed(job.source))
+        check_before(replace(job, asks=asks), lacking.known, lacking.places)
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
@@ -397,9 +326,9 @@ def _stages_at(path: str) -> list[str]:
 
 def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
     """Return the fingerprint for the order of a source; of one that tells only keys the archive's stays beside them."""
-    own = job.head.fingerprint or {}
-    own = own if tells_source(job.head) else {**(origin.fingerprint or {}), **own}
-    return identity.with_entry(own, origin.fingerprint)
+    if not tells_source(job.head.fingerprint):
+        return {**(origin.fingerprint or {}), **(job.head.fingerprint or {})}
+    return job.made_by(origin.fingerprint)
 
 
 def _found(identities: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:

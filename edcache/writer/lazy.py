@@ -22,6 +22,7 @@ from edcache.writer.fetcher import samples_of
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.seal import seal
+from edcache.writer.spot import with_state
 
 logger = logging.getLogger("edcache")
 
@@ -44,7 +45,7 @@ class LazyFiller:
     """
 
     def __init__(self, job: Job, max_bytes: int | None = None) -> None:
-        self._job = job
+        self._job = with_state(job)
         self._max_bytes = max_bytes
         self._open: _OpenArchive | None = None
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid as uuid_module
+from collections.abc import Mapping
 from typing import Any
 
-from edcache import base
+from edcache import base, identity
 from edcache.codec import compressor
-from edcache.format import KEYS_DIGEST, Head
+from edcache.format import Head
+from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
-from edcache.writer.fingerprint import comparable, differences, stale_message
 
 
 def new_head(
@@ -35,34 +36,26 @@ def new_head(
     )
 
 
-def tells_source(head: Head) -> bool:
+def tells_source(fingerprint: Mapping[str, Any] | None) -> bool:
     """True if a fingerprint tells more than the keys of the samples, so that it is compared."""
-    return head.fingerprint is not None and head.fingerprint.keys() != {KEYS_DIGEST}
+    return "settings" in (fingerprint or {})
 
 
-def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str, Any] | None:
-    """Return the source's fingerprint in the form of the archive's, None if one has none; else StaleCacheError."""
-    if (
-        archive.fingerprint is None
-        or head.fingerprint is None
-        or not tells_source(archive) & tells_source(head)
-    ):
+def check_origin(path: str, archive: Head, recipe: Recipe | None) -> Difference | None:
+    """Compare an archive with a source; None if either tells nothing. Raises: StaleCacheError, it is another one."""
+    if recipe is None or not tells_source(archive.fingerprint):
         return None
-    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
-    lengths = None if KEYS_DIGEST in head.fingerprint else lengths  # it says nothing of single samples
-    expected = comparable(head.fingerprint, archive.fingerprint, source, lengths)
-    changed = differences(archive.fingerprint, expected)
-    if not changed:
-        return expected
+    found = identity.compare(archive.fingerprint, recipe)
+    if not found.settings:
+        return found
     remedy = "use another path, or pass keep_existing=False to build it anew"
-    if any(line.startswith("attribute ") for line in changed):
+    if any(line.startswith("attribute ") for line in found.settings):
         remedy += (
             "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
             "what does, or compare nothing with fingerprint=False"
         )
-    raise base.StaleCacheError(
-        stale_message(path, expected, changed, remedy), path=path, option="keep_existing"
-    )
+    message = identity.stale_message(path, recipe, found.settings, remedy)
+    raise base.StaleCacheError(message, path=path, option="keep_existing")
 
 
 def check_length(path: str, begun_for: int | None, length: int) -> None:

@@ -11,7 +11,7 @@ source are added before it has ended.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -24,9 +24,9 @@ from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.crew import compute_apart, crew_size
+from edcache.writer.features import is_stream
 from edcache.writer.fetcher import compute_again
 from edcache.writer.job import Job
-from edcache.writer.stream import is_stream
 
 _Record: TypeAlias = tuple[str, bytes]
 
@@ -45,23 +45,38 @@ def with_first_sample(job: Job) -> Job:
 
     Warns if it is another one each time.
     """
-    fingerprint, where = job.head.fingerprint, job.path
-    if fingerprint is None or job.options.spot_check is False or is_stream(job.source) or not job.length:
+    where, again = job.path, None
+    if job.head.fingerprint is None:
         return job
-    learned = None
+    if job.options.spot_check is False or is_stream(job.source) or not job.length:
+        return with_state(job)
     with suppress(Exception):  # the fill raises it again
         again = _as_a_fill_does(job, 0, 2)
-        learned = None if again is None else identity.learned(again, job.head.codec)
-    if learned is None:
-        return job
-    first, other = learned
+    if again is None:
+        return with_state(job)
+    first, other = identity.learned(again, job.head.codec)
     if other is not None:
         name = f"field {other.field} of sample 0" if other.field else "sample 0"
         base.warn(
             f"{where}: {name} is another one each time that it is computed. Random augmentation would be the same in "
             "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
         )
-    return replace(job, head=replace(job.head, fingerprint={**fingerprint, identity.ENTRY: first.to_json()}))
+    job = with_state(job, again.state)
+    fingerprint = {**(job.head.fingerprint or {}), identity.ENTRY: first.to_json()}
+    return replace(job, head=replace(job.head, fingerprint=fingerprint))
+
+
+def with_state(job: Job, state: Sequence[str] = ()) -> Job:
+    """Return the job with what its head is to tell of state: names in the source, and what its call has changed."""
+    recipe = job.recipe
+    if recipe is None:
+        return job
+    found = {*state}
+    if recipe.again is not None:
+        # It knows no attributes.
+        found |= {name for name in recipe.changed(recipe.again()) if name.startswith("argument ")}
+    fingerprint = {**(job.head.fingerprint or {}), **recipe.to_json(found)}
+    return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
 
 def check_open(job: Job, archive: Reader) -> None:
@@ -71,6 +86,7 @@ def check_open(job: Job, archive: Reader) -> None:
     """
     session = archive.session
     chosen = _with_record(session, _count(job, session)) if _is_due(job, session) else []
+    chosen = [0] if is_stream(job.source) and chosen else chosen
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
@@ -113,21 +129,26 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
 def _is_due(job: Job, session: Session) -> bool:
     """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank."""
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
-    if asked is False or not session.index.present or is_stream(job.source):
+    is_asked = bool(asked or job.code or job.asks)
+    if asked is False or not session.index.present or isinstance(job.source, Iterator):
+        return False
+    if is_stream(job.source) and not is_asked:  # which may be a pipe
         return False
     if get_worker_info() is not None or not base.is_rank_0() or (first is not None and not first.repeats):
         return False
     if job.head.fingerprint is None:  # nothing is to be compared
         return bool(asked)
-    return bool(asked or job.asks) or (first is not None and first.seconds <= identity.SECONDS)
+    return is_asked or (first is not None and first.seconds <= identity.SECONDS)
 
 
 def _count(job: Job, session: Session) -> int:
     """Return the number of samples to compare: one; if code asks several, as time allows, since one may not show it."""
+    if is_stream(job.source):
+        return 1
     if job.options.spot_check not in (None, True):
         return int(job.options.spot_check or 1)
     first = FirstSample.of(session.origin.fingerprint)
-    if not job.asks or first is None:
+    if not (job.code or job.asks) or first is None:
         return 1
     return max(1, min(_MOST_ASKED, int(identity.SECONDS / max(first.seconds, 1e-9))))
 
@@ -159,10 +180,10 @@ def _compare(
             is_compared, other = _differing(job, session, (position, index), compute)
         except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
             why = f"sample {position} was not compared: " + _line(error, job.path)
-            base.tell(f"{job.path}: {why}", False if job.asks else job.options.progress)
+            base.tell(f"{job.path}: {why}", False if job.code or job.asks else job.options.progress)
             break
         if other is not None:
-            what = f"; the code of {', '.join(job.asks)} changed" if job.asks else _NOTHING
+            what = "".join(f"; {line}" for line in _changed(job)) or _NOTHING
             text = f"{session.path}: sample {position} is another one now: {other}{what}{_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
         if not is_compared:
@@ -170,8 +191,39 @@ def _compare(
     else:
         if pairs:
             return
-    if job.asks and job.options.spot_check is not False:
-        warn_of_code(session.path, job.asks, why)
+    _not_compared(job, session, why)
+
+
+def not_compared(job: Job, archive: Reader, why: str) -> None:
+    """Tell that no sample could be compared though something asks.
+
+    Raises: StaleCacheError, the inside of an object of a library has changed; of code it is a warning.
+    """
+    _not_compared(job, archive.session, why)
+
+
+def _not_compared(job: Job, session: Session, why: str) -> None:
+    if job.options.spot_check is False:
+        return
+    if job.asks and _is_to_compare(session):
+        text = f"{session.path}: {'; '.join(_changed(job))}, and {why}{_REMEDY}"
+        raise StaleCacheError(text, path=session.path, option="spot_check")
+    if job.code or job.asks:
+        warn_of_code(session.path, job.code or job.asks, why)
+
+
+def _is_to_compare(session: Session) -> bool:
+    """True if this process is to compare samples, and they repeat."""
+    first = FirstSample.of(session.origin.fingerprint)
+    return get_worker_info() is None and base.is_rank_0() and (first is None or first.repeats)
+
+
+def _changed(job: Job) -> Iterator[str]:
+    """Yield what asks for a sample."""
+    if job.code:
+        yield f"the code of {', '.join(job.code)} changed"
+    if job.asks:
+        yield f"{', '.join(job.asks)} changed"
 
 
 def _differing(
@@ -190,7 +242,9 @@ def _differing(
         if again is None:
             return False, None
         records += again.records
-        other = _other(session, stored, Recomputed(records, again.seconds), bool(job.asks))
+        if is_stream(job.source) and records[0] != records[-1]:  # as of a stream that shuffles
+            return False, None
+        other = _other(session, stored, Recomputed(records, again.seconds), bool(job.code or job.asks))
         if other is None:
             break
     return True, other

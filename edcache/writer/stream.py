@@ -28,14 +28,6 @@ from edcache.writer.seal import seal
 _COMPARED: Final = 4
 
 
-def is_stream(source: Any) -> bool:
-    """True if a source is iterated, because it is no map-style dataset."""
-    if isinstance(source, IterableDataset):
-        return True
-    is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    return hasattr(source, "__iter__") and not is_map
-
-
 def check_stream_workers(job: Job) -> None:
     """Raise OptionError if workers are to iterate a source that is no IterableDataset, each its own share."""
     num_workers = worker_count(job.options.num_workers)

@@ -226,9 +226,8 @@ def test_arguments_are_json_where_they_are_json(here, text, split):
     run("build digits:make -o out.zip --version 7 --arg n=4 --arg", f"split={text}")
     said = report("info out.zip")
     assert said["samples"] == 4
-    assert said["fingerprint"]["arguments"] == {"split": split, "n": 4}
-    assert said["fingerprint"]["version"] == 7
-    assert said["fingerprint"]["factory"] == "make"
+    given = {"argument split": split, "argument n": 4}
+    assert said["fingerprint"]["settings"] == {"factory": "make", **given, "version": 7}
 
 
 def test_a_cachable_call_opens_what_was_built(here):
@@ -239,7 +238,7 @@ def test_a_cachable_call_opens_what_was_built(here):
     cache = digits.cached("train")
     assert computed(here) == []
     assert cache.labels["label"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert cache._reader.head.fingerprint["version"] == 2
+    assert cache._reader.head.fingerprint["settings"]["version"] == 2
 
 
 def test_a_stale_archive_is_an_error_that_names_the_difference_and_the_option(here):

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -215,7 +216,7 @@ def test_methods_can_be_decorated() -> None:
     assert CALLS == ["a", "b"]
 
 
-def test_a_method_of_an_object_without_description_names_self() -> None:
+def test_a_method_of_an_object_without_content_is_cached() -> None:
     class Vague:
         def __init__(self) -> None:
             self.handle = sys.__stdout__
@@ -224,8 +225,7 @@ def test_a_method_of_an_object_without_description_names_self() -> None:
         def squares(self) -> Squares:
             return Squares()
 
-    with pytest.raises(OptionError, match='argument "self" of .*Vague.squares'):
-        Vague().squares()
+    assert len(Vague().squares()) == len(Vague().squares()) == len(Squares())
 
 
 def test_wrong_arguments_are_a_type_error() -> None:
@@ -434,11 +434,9 @@ def test_on_stale_rebuild_builds_it_anew_and_only_then(tmp_path: Path) -> None:
     assert CALLS == [(1, "x"), (2, "x")]
 
 
-def test_an_argument_without_a_stable_description_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r'argument "b" of .*numbers: an object\(\)') as caught:
-        factory_at(tmp_path / "n.zip")(b=object())
-    assert isinstance(caught.value, ValueError)
-    assert list(tmp_path.iterdir()) == []
+def test_an_argument_without_content_is_passed_over(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert len(factory_at(tmp_path / "n.zip")(b=threading.Lock())) == 6
 
 
 def test_an_archive_of_the_class_at_the_path_is_used(tmp_path: Path) -> None:
@@ -704,11 +702,6 @@ def test_a_call_grows_by_samples_behind_those_that_are_there(tmp_path: Path) -> 
     with pytest.raises(StaleCacheError, match=r"attribute ids: \[7, 8\] in the archive, \[8, 9\] now"):
         call(told, Told({"count": 3, "ids": [8, 9, 7], "seed": 5}, 3), grow=True)
     assert len(call(told, Told({"count": 3, "ids": [7, 8, 9], "seed": 5}, 3), grow=True)) == 3
-
-
-def test_what_a_source_says_without_a_description_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match='argument "model" of Told: an object'):
-        call(tmp_path / "c.zip", Told({"model": object()}))
 
 
 def held(path: Path, source: Any, **options: Any) -> CachedDataset:

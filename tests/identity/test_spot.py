@@ -6,8 +6,10 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import fsspec
 import numpy as np
@@ -162,12 +164,16 @@ def test_each_opening_compares_another_sample(path, log):
     ],
 )
 def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
-    path, log, entry, asked, count
+    path, log, entry, asked, count, monkeypatch
 ):
-    told = {"first_sample": {"rounding": {}, **entry}}
-    CachedDataset(Source(log), path, fingerprint=told, spot_check=False)
+    def with_entry(job):
+        told = {**job.head.fingerprint, "first_sample": {"rounding": {}, **entry}}
+        return replace(job, head=replace(job.head, fingerprint=told))
+
+    monkeypatch.setattr(sys.modules["edcache.writer.fill"], "with_first_sample", with_entry)
+    CachedDataset(Source(log), path)
     taken(log)
-    CachedDataset(Source(log), path, fingerprint=told, spot_check=asked)
+    CachedDataset(Source(log), path, spot_check=asked)
     assert len(taken(log)) == count
 
 

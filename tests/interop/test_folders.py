@@ -197,7 +197,7 @@ def test_a_tree_that_a_source_holds_counts_file_by_file(tmp_path):
 
 def test_another_decoding_is_noticed(root, path):
     CachedDataset(image_folder(root), path)
-    with pytest.raises(StaleCacheError, match="argument decode: 'pil' in the archive, 'tensor' now"):
+    with pytest.raises(StaleCacheError, match="attribute decode: 'pil' in the archive, 'tensor' now"):
         CachedDataset(image_folder(root, decode="tensor"), path)
     assert CachedDataset(image_folder(root), path, decode="tensor")[0]["image"].shape == (3, 17, 23)
 

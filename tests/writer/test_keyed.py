@@ -170,14 +170,6 @@ def test_without_a_version_the_values_of_a_sample_tell_that_it_changed(tmp_path,
     assert filled.by_key(("file", "c"))["n"] == "c"
 
 
-def test_a_value_without_a_description_is_refused(tmp_path):
-    with pytest.raises(
-        OptionError,
-        match=r'attribute "targets" of the source.*has for a sample .*object.*sample_version',
-    ):
-        CachedDataset(Plain(["a", "b"], [object(), object()]), tmp_path / "a.zip", progress=False)
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

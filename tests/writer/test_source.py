@@ -30,10 +30,9 @@ from written import write
 
 from edcache import CachedDataset, cachable
 from edcache.display import provenance
-from edcache.errors import OptionError, StaleCacheError
+from edcache.errors import StaleCacheError
+from edcache.identity import Settings, recipe_of
 from edcache.reader import Reader
-from edcache.writer.description import Texts
-from edcache.writer.fingerprint import source_fingerprint
 
 COUNT = 4
 
@@ -155,8 +154,9 @@ def adder(k: Any) -> Any:
 
 
 def described(source: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = source_fingerprint(source)["attributes"]
-    return attributes
+    made = recipe_of(source).to_json()
+    told = {**made["settings"], **made.get("columns", {}), **made.get("asks", {})}
+    return {name.removeprefix("attribute "): text for name, text in told.items() if name != "type"}
 
 
 def text_of(source: Any) -> str:
@@ -296,8 +296,8 @@ def test_attributes_that_differ_are_told_apart(one: Any, other: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_sources_that_differ_are_told_apart(one: Any, other: Any) -> None:
-    assert source_fingerprint(one) != source_fingerprint(other)
-    assert source_fingerprint(one) == source_fingerprint(one)
+    assert recipe_of(one).to_json() != recipe_of(other).to_json()
+    assert recipe_of(one).to_json() == recipe_of(one).to_json()
 
 
 def test_two_parts_of_one_split_are_two_sources(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_stream_that_says_what_it_is_keeps_that_beside_its_workers(tmp_path: P
         def __edcache_fingerprint__(self) -> Any:
             return {"seed": self.seed}
 
-    text = "argument seed: 1 in the archive, 2 now"
+    text = "attribute seed: 1 in the archive, 2 now"
     assert_stale(Told(1), Told(2), tmp_path / "a.zip", text, num_workers=1)
 
 
@@ -439,34 +439,41 @@ class Raising:
         raise ZeroDivisionError("no value yet")
 
 
-def test_an_attribute_whose_description_raises_is_named(tmp_path: Path) -> None:
-    text = (
-        r'attribute "held" of the source, a Source: a Raising, which raised ZeroDivisionError\(.no value yet'
-    )
-    with pytest.raises(OptionError, match=text):
-        CachedDataset(Source(held=[Raising()] * 20), tmp_path / "a.zip")
-    text = (
-        'attribute "content" of the source, a builtins:list: a UninitializedParameter, which raised Runtime'
-    )
-    with pytest.raises(OptionError, match=text):
-        CachedDataset([torch.nn.UninitializedParameter()], tmp_path / "a.zip")
-    assert described(Source(a=1, _held=[Raising()])) == {"a": 1}
-
-
-def test_a_private_attribute_that_both_have_is_compared(tmp_path: Path) -> None:
-    one, other = Source(_split="train"), Source(_split="val")
-    assert_stale(one, other, tmp_path / "a.zip", "attribute _split: 'train' in the archive, 'val' now")
-
-
 @pytest.mark.parametrize(
     "value",
-    [threading.Lock(), sys.__stdout__, object(), [{"k": object()}]],
+    [
+        threading.Lock(),
+        sys.__stdout__,
+        object(),
+        [{"k": object()}],
+        [Raising()] * 20,
+        torch.nn.UninitializedParameter(),
+    ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_attribute_without_a_description_is_refused_if_it_is_public(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(OptionError, match='attribute "held.*" of the source, a Source: .*fingerprint=False'):
-        CachedDataset(Source(held=value), tmp_path / "a.zip")
-    CachedDataset(Source(_held=value), tmp_path / "a.zip")
+def test_what_has_no_content_is_passed_over(tmp_path: Path, value: Any) -> None:
+    for held in ({"held": value}, {"_held": value}):
+        for _ in range(2):
+            CachedDataset(Source(a=1, **held), tmp_path / f"{len(held)}{next(iter(held))}.zip")
+        with pytest.raises(StaleCacheError, match="attribute a: 1 in the archive, 2 now"):
+            CachedDataset(Source(a=2, **held), tmp_path / f"{len(held)}{next(iter(held))}.zip")
+
+
+def test_a_private_attribute_asks_for_a_sample(tmp_path: Path) -> None:
+    class Shifted(Source):
+        def __getitem__(self, index: int) -> Any:
+            return index + self._shift
+
+    path = tmp_path / "a.zip"
+    CachedDataset(Shifted(_shift=1, _name="a"), path)
+    CachedDataset(Shifted(_shift=1, _name="b"), path)
+    with pytest.raises(StaleCacheError, match="sample .* is another one now: .*attribute _shift changed"):
+        CachedDataset(Shifted(_shift=2, _name="a"), path)
+    broken = Shifted(_shift="no number", _name="a")
+    with pytest.raises(
+        StaleCacheError, match="attribute _shift changed, .*sample . was not compared: .*TypeError"
+    ):
+        CachedDataset(broken, path)
 
 
 WITHOUT_SOURCE = """
@@ -667,7 +674,7 @@ def test_a_list_of_texts_is_described_as_its_texts_one_by_one(values: list[Any],
     """A list that holds a range has no fast path."""
     roots = {"/data/": "root", "/data/a/": "train"}
     held = [tuple(values)] * wrapped + values * (not wrapped)
-    fast, slow = Texts(roots).text(held), Texts(roots).text([*held, range(0)])
+    fast, slow = Settings(roots).text(held), Settings(roots).text([*held, range(0)])
     assert fast[:-1] == slow.removesuffix("range(0, 0)]").removesuffix(", ")
 
 

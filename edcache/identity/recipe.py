@@ -1,0 +1,455 @@
+"""`Recipe`: what makes the samples of a source, and how it differs from what made the samples of an archive.
+
+- **Settings** make every sample: arguments of the call, attributes of the source and of what it holds. A difference is
+  another source. A file or a folder that is elsewhere now is none.
+- **Columns** have one value a sample: a list of files, an array of targets. A longer source has the same first values.
+- What **asks** is compared, and a sample that is computed again answers: the inside of objects of libraries, private
+  attributes, and an int that is the length of the source then and now.
+- **Code** asks as well, see `code.py`.
+- **State** is what computing a sample changes: a counter, a memo, a file that is opened. A fill describes its source
+  before and after its first sample; what differs is noted by name, and counts no more.
+
+A recipe of a call has the arguments of the call as settings, and of its source the columns alone. The archive keeps a
+recipe as JSON in its head, which is one page: of many settings the first ones have their names there, and the others
+one digest. A dict that a user gives as `fingerprint=` is the settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import json
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from edcache.base import OptionError, named
+from edcache.identity.code import code_of, modules_named_by
+from edcache.identity.settings import LONG, Settings, digest_of, is_empty, name_of, parts_of, shortened
+
+_MOST_LEAVES: Final = 32
+_SETTINGS_NBYTES: Final = 2_000
+_ASKS_NBYTES: Final = 500
+_CODE_NBYTES: Final = 900
+_OTHERS: Final = "others"
+# Of a source that is computed with keys, these are told by `sample_version`.
+_VALUES: Final = (list, tuple, range)
+_NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, frozenset, list, set, tuple)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Recipe of samples. settings, asks: by name, as `argument split`. count: of samples. columns: values by name.
+
+    roots: names of folders by their paths, see `Settings`. again: describes a call once more; None of anything else.
+    """
+
+    settings: Mapping[str, Any]
+    asks: Mapping[str, str] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+    count: int | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
+    again: Callable[[], Recipe] | None = None
+
+    def to_json(self, state: Iterable[str] = ()) -> dict[str, Any]:
+        """Return what an archive keeps. state: names that are left out."""
+        left = {*state}
+        made = {
+            "settings": _kept(self.settings, left, _SETTINGS_NBYTES),
+            "asks": _kept(self.asks, left, _ASKS_NBYTES),
+            "code": dict(self.code),
+            "columns": _kept(self.texts, left, _CODE_NBYTES),
+            "count": self.count,
+            "state": sorted(left),
+        }
+        return {
+            name: value for name, value in made.items() if value not in (None, {}, []) or name == "settings"
+        }
+
+    @property
+    def is_made(self) -> bool:
+        """True if it is of a call."""
+        return "factory" in self.settings
+
+    def changed(self, now: Recipe) -> tuple[str, ...]:
+        """List the names whose values differ in a recipe of later, after a sample was computed: its state."""
+        pairs = [(self.settings, now.settings), (self.asks, now.asks), (self.texts, now.texts)]
+        names = (
+            name for one, other in pairs for name in {**one, **other} if one.get(name) != other.get(name)
+        )
+        return tuple(dict.fromkeys(names))
+
+    @functools.cached_property
+    def texts(self) -> dict[str, Any]:
+        """Descriptions of the columns, as they are when this is read first."""
+        return self.first(self.count)
+
+    def first(self, count: int | None) -> dict[str, Any]:
+        """Describe the first values of each column; None: all."""
+        return {
+            name: Settings(self.roots)
+            .describe(
+                dict(itertools.islice(values.items(), count)) if isinstance(values, dict) else values[:count]
+            )
+            .exact
+            for name, values in self.columns.items()
+        }
+
+
+class Difference(NamedTuple):
+    """Difference between the recipe of an archive and one of now: lines, and names of what asks."""
+
+    settings: list[str]
+    moved: list[str]
+    asks: list[str]
+    code: list[str]
+
+
+def told(fingerprint: Mapping[str, Any]) -> Recipe:
+    """Return the recipe that a user gives by a dict of JSON."""
+    return Recipe({f"fingerprint {name}": value for name, value in fingerprint.items()})
+
+
+def recipe_of_call(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
+) -> Recipe:
+    """Describe a call of a dataset factory, given every parameter by name; nothing is called."""
+    settings, asks, walk = {"factory": name_of(factory)}, dict[str, str](), Settings()
+    held, changing = _held(factory)
+    for name, value in {**held, **arguments, **changing}.items():
+        exact, asked = walk.describe(value)
+        if name not in changing:
+            settings[f"argument {name}"] = exact
+        elif not is_empty(value):
+            asked += json.dumps(exact)
+        if asked:
+            asks[f"argument {name}"] = digest_of(asked)
+    settings |= _weights([factory, *walk.met.values()], walk)
+    settings["version"] = Settings().describe(version).exact
+    code = code_of([factory, *walk.met.values()], _CODE_NBYTES) if version is None else {}
+    again = functools.partial(recipe_of_call, factory, arguments, version)
+    return Recipe(settings, asks, code, again=again)
+
+
+def _held(factory: Callable[..., Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the values that a factory holds beside its parameters, by name, and the ones that only ask."""
+    if isinstance(factory, functools.partial):
+        held, changing = _held(factory.func)
+        # No parameter has such a name.
+        return {"partial.func": name_of(factory.func), "partial.args": factory.args, **held}, changing
+    if isinstance(factory, types.FunctionType):
+        parts = parts_of(factory)
+        return {name: part for name, part in parts.exact.items() if "defaults" not in name}, parts.asking
+    owner = getattr(factory, "__self__", factory)
+    is_plain = isinstance(factory, type) or isinstance(owner, types.ModuleType)
+    return {} if is_plain else {"self": owner}, {}
+
+
+def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] | None = None) -> Recipe:
+    """Describe a source by its class and attributes.
+
+    A method `__edcache_fingerprint__` of the class returns a value that counts in the place of the attributes. A source
+    with keys has no columns: its keys and versions stand for them.
+
+    Args:
+        call: the call that made the source; its settings are then these. more: settings beside these, by name.
+    Raises: OptionError, it is a generator that has begun.
+    """
+    is_generator = isinstance(source, types.GeneratorType)
+    if is_generator and inspect.getgeneratorstate(source) != inspect.GEN_CREATED:
+        raise OptionError(
+            f"the generator {source.__qualname__} has begun, and has no first sample; give it anew"
+        )
+    count, is_keyed = _count_of(source), has_method(source, "sample_key")
+    leaves = _leaves_of(source, count)
+    columns = {f"attribute {k}": leaf.value for k, leaf in leaves.items() if leaf.is_column and not is_keyed}
+    roots = _roots(leaves)
+    walk = Settings(roots)
+    if call is not None:
+        named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
+        settings, asks = {**call.settings, **_described(named, walk)[0]}, call.asks
+        code = {**call.code, **code_of([source], _CODE_NBYTES)}
+        code = code if call.settings["version"] is None else {}
+    else:
+        name = name_of(type(source)) + (f" {source.__qualname__}" if is_generator else "")
+        exact, asks = _described(leaves, walk)
+        held = [leaf.value for leaf in leaves.values()]
+        met = [one if isinstance(one, type | types.FunctionType) else type(one) for one in held]
+        things = [source, *met, *walk.met.values()]
+        settings = {"type": name, **(more or {}), **exact, **_weights(things, walk)}
+        code = code_of(things, _CODE_NBYTES)
+    again = None if call is None else call.again
+    made = Recipe(settings, asks, code, None if is_keyed else count, columns, roots, again)
+    _ = made.texts  # of now: the source may change them
+    return made
+
+
+def _described(leaves: Mapping[str, _Leaf], walk: Settings) -> tuple[dict[str, Any], dict[str, str]]:
+    """Describe attributes that are no columns: settings, and digests of what asks."""
+    settings, asks = dict[str, Any](), dict[str, str]()
+    for name, leaf in leaves.items():
+        if leaf.is_column:
+            continue
+        value = os.fsdecode(leaf.value) if isinstance(leaf.value, os.PathLike) else leaf.value
+        exact, asked = ([leaf.word], "") if leaf.word else walk.describe(value)
+        if leaf.is_exact:
+            settings[f"attribute {name}"] = exact
+        elif not is_empty(leaf.value):
+            asked += json.dumps(exact)
+        if asked:
+            asks[f"attribute {name}"] = digest_of(asked)
+    return settings, asks
+
+
+def _weights(things: Sequence[Any], walk: Settings) -> dict[str, Any]:
+    """Describe the modules of torch in global variables that code names, and code that this names, by class."""
+    texts: dict[str, list[str]] = {}
+    for module in modules_named_by([thing for thing in things if not isinstance(thing, torch.nn.Module)]):
+        texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(module)))
+    return {f"weights of {name}": shortened(", ".join(parts)) for name, parts in texts.items()}
+
+
+def values_of(source: Any) -> dict[str, Any]:
+    """Return the attributes of a source that have one value for each sample, by name."""
+    return {
+        name: leaf.value
+        for name, leaf in _leaves_of(source, _count_of(source)).items()
+        if leaf.is_column and not leaf.is_told
+    }
+
+
+def _leaves_of(source: Any, count: int | None) -> dict[str, _Leaf]:
+    """List the attributes of a source by name."""
+    has_versions = has_method(source, "sample_key") and has_method(source, "sample_version")
+    return _leaves(source, count, has_versions)
+
+
+def _count_of(source: Any) -> int | None:
+    if not (hasattr(type(source), "__len__") and hasattr(type(source), "__getitem__")):
+        return None
+    try:
+        return len(source)
+    except Exception:  # noqa: BLE001 - of the user's class: who needs the length raises it
+        return None
+
+
+def has_method(source: Any, name: str) -> bool:
+    """True if a source has a method; one that its `__getattr__` hands on takes indices of what it wraps."""
+    return inspect.getattr_static(source, name, None) is not None and hasattr(source, name)
+
+
+# --- attributes ---
+
+
+class _Leaf(NamedTuple):
+    """Attribute of a source, or of an object that it holds.
+
+    is_told: `__edcache_fingerprint__` returned it. is_fixed: it is of no dataset, and so no column. word: text of a
+        value whose parts are leaves.
+    """
+
+    value: Any
+    is_exact: bool
+    is_told: bool
+    is_fixed: bool = False
+    is_column: bool = False
+    word: str = ""
+
+
+def _leaves(source: Any, count: int | None, has_versions: bool) -> dict[str, _Leaf]:
+    """List the attributes of a source by name, and in the place of an object among them its own, if few.
+
+    has_versions: True leaves out what they tell.
+    """
+    waiting = [*_children("", _Leaf(source, True, False), has_versions)] or _content(source)
+    leaves: dict[str, _Leaf] = {}
+    seen = {id(source)}
+    for name, leaf in waiting:
+        value = leaf.value
+        if name == "in_memory_keys":  # they name labels
+            continue
+        is_column = not leaf.is_fixed and _has_items(value, count, has_versions)
+        leaves[name] = leaf._replace(is_column=is_column)
+        if is_column or id(value) in seen or len(waiting) > _MOST_LEAVES:
+            continue
+        children = [*_children(name, leaf, has_versions)]
+        if children and len(waiting) + len(children) <= _MOST_LEAVES:
+            seen.add(id(value))
+            if has_versions and children[0][1].is_told:  # what it is, is told with its samples
+                del leaves[name]
+            else:
+                leaves[name] = leaf._replace(word=_word_of(value))
+            waiting += children
+    return leaves
+
+
+def _content(source: Any) -> list[tuple[str, _Leaf]]:
+    """Return the one leaf of a source that is a plain value, an array or a container."""
+    is_value = type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
+    return [("content", _Leaf(source, True, False))] if is_value else []
+
+
+def _children(name: str, leaf: _Leaf, has_versions: bool) -> Iterator[tuple[str, _Leaf]]:
+    """Yield the attributes of an object, or the items of a short list or dict of objects, by full names."""
+    dot, value = f"{name}." if name else "", leaf.value
+    if type(value) in (dict, list, tuple):
+        items = dict(value) if type(value) is dict else dict(enumerate(value[:_MOST_LEAVES]))
+        if name and len(value) < _MOST_LEAVES and any(_has_parts(part) for part in items.values()):
+            yield from ((f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items())
+    elif _has_parts(value):
+        parts = parts_of(value)
+        is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
+        for key, part in parts.exact.items():
+            if not (has_versions and key in parts.columns):
+                yield f"{dot}{key}", _Leaf(part, leaf.is_exact, leaf.is_told or parts.is_told, is_fixed)
+        for key, part in parts.asking.items():
+            yield f"{dot}{key}", _Leaf(part, False, False, is_fixed)
+
+
+def _is_dataset(value: Any) -> bool:
+    kind = type(value)
+    return (
+        hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not isinstance(value, torch.nn.Module)
+    )
+
+
+def _has_parts(value: Any) -> bool:
+    if type(value) in _NO_LEAVES or isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return False
+    with suppress(Exception):  # of the user's class
+        parts = parts_of(value)
+        return bool(parts.exact or parts.asking)
+    return False
+
+
+def _word_of(value: Any) -> str:
+    return type(value).__name__ if type(value) in _NO_LEAVES else parts_of(value).word
+
+
+def _has_items(value: Any, count: int | None, has_versions: bool) -> bool:
+    """True for a list, tuple, range, dict or array with one item a sample."""
+    if count is None:
+        return False
+    if isinstance(value, _VALUES):
+        return type(value) in _VALUES and len(value) == count
+    if type(value) is dict or (has_versions and hasattr(value, "__array__")):
+        return len(value) == count
+    is_array = isinstance(value, np.ndarray | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    is_array = is_array and not getattr(value, "is_nested", False)
+    return is_array and tuple(value.shape[:1]) == (count,)
+
+
+def _roots(leaves: Mapping[str, _Leaf]) -> dict[str, str]:
+    """Return names of absolute paths, the first ones last: a file below one moves with it."""
+    values = [(name, leaf.value) for name, leaf in reversed([*leaves.items()])]
+    paths = {os.fsdecode(value): name for name, value in values if isinstance(value, str | os.PathLike)}
+    return {os.path.join(path, ""): name for path, name in paths.items() if os.path.isabs(path)}
+
+
+def _kept(texts: Mapping[str, Any], left: set[str], nbytes: int) -> dict[str, Any]:
+    """Return texts by name; the last ones as one digest, if all have more bytes."""
+    kept = {shortened(name): text for name, text in texts.items() if name not in left}
+    others = {}
+    while len(json.dumps(kept)) > nbytes:
+        name, others[name] = kept.popitem()
+    return {**kept, _OTHERS: digest_of(json.dumps(others))} if others else kept
+
+
+# --- comparing ---
+
+
+def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
+    """Compare the recipe that an archive keeps with one of now."""
+    if found is None:
+        return Difference(["the archive says nothing about where its samples come from"], [], [], [])
+    state = [name for name in found.get("state", []) if isinstance(name, str)]
+    old, new = named(found, "settings"), _kept(now.settings, {*state}, _SETTINGS_NBYTES)
+    asks = dict[str, None]()
+    known_code = named(found, "code")
+    code = [name for name, digest in now.code.items() if known_code.get(name) != digest] if known_code else []
+    is_made = "factory" in old
+    if is_made != now.is_made:
+        lines = [] if is_made else [f"made from an object of type {old.get('type')}"]
+        return Difference([*lines, *_other_columns(found, now, state)], [], [], code)
+    lines, moved = list[str](), list[str]()
+    counts = found.get("count"), now.count
+    known = named(found, "columns")
+    for name in {**old, **new}:
+        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
+        if before is _ABSENT and name in known:
+            before = known[name]
+        line = f"{name}: {_shown(before)} in the archive, {_shown(after)} now"
+        if _are_equal(before, after) or (after is _ABSENT and name in now.columns):
+            continue
+        if _ABSENT in (before, after) and is_made and name.startswith("attribute "):
+            continue  # a call alone knows none
+        if (before, after) == counts:
+            asks[name] = None
+        elif _is_elsewhere(before, after):
+            moved.append(line)
+        elif not (name == _OTHERS and lines) and not _is_same_file(before, after):
+            lines.append(line)
+    own, their = named(found, "asks"), _kept(now.asks, {*state}, _ASKS_NBYTES)
+    asks |= dict.fromkeys(name for name in {**own, **their} if own.get(name) != their.get(name))
+    return Difference([*lines, *_other_columns(found, now, state)], moved, [*asks], code)
+
+
+def _other_columns(found: Mapping[str, Any], now: Recipe, state: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each column whose first values are other ones."""
+    known, count = named(found, "columns"), found.get("count")
+    if now.count is None or not isinstance(count, int):
+        return
+    cut = _kept(now.first(count) if count < now.count else now.texts, {*state}, _CODE_NBYTES)
+    old, now_set = named(found, "settings"), now.settings
+    for name in {**known, **cut}:
+        before, after = known.get(name, old.get(name, _ABSENT)), cut.get(name, now_set.get(name, _ABSENT))
+        is_compared = name in cut or name not in now_set  # else with the settings
+        may_lack = _ABSENT in (before, after) and ("factory" in old or "._" in f".{name.partition(' ')[2]}")
+        if is_compared and not may_lack and not _are_equal(before, after):
+            yield f"{name}: {_shown(before)} in the archive, {_shown(after)} now"
+
+
+def stale_message(path: str, now: Recipe, changed: Sequence[str], remedy: str) -> str:
+    """Write the message of a StaleCacheError: the path, the differences line by line, and the remedy."""
+    lines = "".join(f"\n  {line}" for line in changed)
+    return f"{path}: made by another {'call' if now.is_made else 'source'}:{lines}\n{remedy}"
+
+
+_ABSENT: Final = object()
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if one is _ABSENT or other is _ABSENT:
+        return one is other
+    return json.dumps(one) == json.dumps(other)  # to Python True is 1
+
+
+def _is_elsewhere(old: Any, new: Any) -> bool:
+    """True if a path leads nowhere any more, and another one, which is there, ends alike."""
+    if not (type(old) is type(new) is str and os.path.isabs(old) and os.path.isabs(new)):
+        return False
+    names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
+    # A text such as "/train/images", the key of an HDF5 file, leads nowhere either.
+    return len(names) == 1 and not os.path.exists(old) and os.path.exists(new)
+
+
+def _is_same_file(old: Any, new: Any) -> bool:
+    """True if two paths, one of them an absolute one, lead to one file."""
+    with suppress(OSError, TypeError, ValueError):
+        return (os.path.isabs(old) or os.path.isabs(new)) and os.path.samefile(old, new)
+    return False
+
+
+def _shown(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
+    text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+    return text if len(text) <= LONG else text[:80] + "..."

@@ -1,0 +1,495 @@
+"""`Settings`: what an object holds, as texts that are the same in every process and differ for every other value.
+
+Exact are plain values and containers of them, arrays and tables by all bytes, a function by its defaults and closure, a
+module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of a library
+by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of Python.
+
+What only asks whether samples are other ones: the public attributes of any other object of a library, such as a
+tokenizer, and private attributes, which may hold what reading has made. A sample that is computed again answers.
+
+Passed over is what has no plain content: a lock, a logger, a generator of random numbers, an open file.
+
+What must never happen: an error; a text that depends on an address, the order of a set or the process; a read of an
+attribute by its name, which runs code of the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copyreg
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import inspect
+import itertools
+import os
+import pathlib
+import random
+import re
+import sys
+import types
+import uuid
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from edcache.base import module_name
+from edcache.identity.code import is_library, is_of_library, outer, said
+
+LONG: Final = 120
+_SHOWN: Final = 80
+# Of a part of a value: lists of one list twice, and so on, have a text of this length, and no longer one.
+_LONGEST: Final = 10_000
+_NO_LEVEL: Final = sys.maxsize
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_TIMES: Final = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
+_NUMBERS: Final = (range, uuid.UUID, decimal.Decimal, fractions.Fraction, types.UnionType)
+_REPR_IS_VALUE: Final = (*_NUMBERS, *_TIMES, np.dtype, torch.dtype, torch.device)
+_CHANGING: Final = (list, dict, set)
+_CONTENTS: Final = (str, int, float, bytes, list, tuple, dict, set, frozenset)
+_GENERATORS: Final = (
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    torch.Generator,
+)
+# Of Python, with attributes that their maker chooses.
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
+_IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
+_IGNORE: Final = "__edcache_ignore__"
+_TOLD: Final = "__edcache_fingerprint__"
+
+
+def shortened(text: str) -> str:
+    """Cut a text longer than `LONG` characters to its beginning and a digest of all."""
+    return text if len(text) <= LONG else f"{text[:_SHOWN]}... sha256:{digest_of(text)}"
+
+
+def digest_of(data: str | memoryview) -> str:
+    """Compute the first 64 bits of a SHA-256, in hex."""
+    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def qualified_name(thing: Any) -> str:
+    """Return "module:qualname" of a class or a function, with the module's name of `module_name`."""
+    return f"{module_name(thing)}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def name_of(thing: Any) -> str:
+    """Return the qualified name of a class or a function; with its module's if it is of a library.
+
+    A user's function is the same one in a notebook, a script and a module.
+    """
+    name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return qualified_name(thing) if _is_installed(thing) else name
+
+
+def _is_installed(thing: Any) -> bool:
+    """Return True for a class or a function of Python, of an installed library or of edcache.
+
+    A function is of the file of its code: functools.wraps copies the name of the module.
+    """
+    if isinstance(thing, types.FunctionType) and thing.__code__.co_filename[0] != "<":
+        return is_library(thing.__code__.co_filename)
+    return is_of_library(getattr(thing, "__module__", None))
+
+
+class Described(NamedTuple):
+    """Value as an archive keeps it.
+
+    exact: JSON: None, a bool, an int and a text stand for themselves, all else is a list of one text, so that 0.5 and
+        "0.5" differ. asks: digest of what only asks; "" if nothing does.
+    """
+
+    exact: Any
+    asks: str
+
+
+class Settings:
+    """Writes texts of values.
+
+    Args:
+        roots: names of folders that end with a separator, by their paths: a path below one is described by
+            its place there, so that files that were moved together are the same.
+    Attributes:
+        met: the classes and functions in the values, by id() in their order.
+    """
+
+    def __init__(self, roots: Mapping[str, str] | None = None) -> None:
+        self.met: dict[int, Any] = {}
+        self._roots = roots or {}
+        self._open: dict[int, int] = {}  # by id(), the containers of the value that is being described
+        # By id(), with the value, so that no other one gets the number.
+        self._known: dict[int, tuple[Any, str]] = {}
+        self._lowest = _NO_LEVEL  # of the open values that the last one names
+        self._asked: list[str] = []
+
+    def describe(self, value: Any) -> Described:
+        """Describe a value; a text longer than `LONG` is cut, with a digest of all."""
+        if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 64):
+            return Described(value, "")
+        if type(value) is str:
+            return Described(shortened(value), "")
+        self._asked = []
+        try:
+            exact: Any = [shortened(self.text(value))]
+        except RecursionError:  # nested too deep
+            exact = [name_of(type(value))]
+        return Described(exact, digest_of("\n".join(self._asked)) if self._asked else "")
+
+    def text(self, value: Any) -> str:
+        """Write the text of a value, and note what asks."""
+        kind = type(value)
+        if kind is str:
+            return self._relative(value)
+        if kind is int and value.bit_length() > 10_000:  # which Python does not print
+            return hex(value)
+        if kind in _PLAIN:
+            return repr(value)
+        if isinstance(value, pathlib.PurePath):
+            return f"Path({self._relative(os.fsdecode(value))})"
+        if id(value) in self._known:
+            return self._known[id(value)][1]
+        if id(value) in self._open:
+            self._lowest = min(self._lowest, self._open[id(value)])
+            return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
+        level, lowest = len(self._open), self._lowest
+        self._open[id(value)], self._lowest = level, _NO_LEVEL
+        try:
+            text = self._compound(value)
+        except RecursionError:
+            raise
+        except Exception:  # noqa: BLE001 - of a class that overrides what it is read by: a sample is to show it
+            text = name_of(kind)
+        finally:
+            del self._open[id(value)]
+        text = text if len(text) <= _LONGEST else shortened(text)
+        if self._lowest >= level:  # it names no open value, so that it has this text everywhere
+            self._known[id(value)], self._lowest = (value, text), _NO_LEVEL
+        self._lowest = min(self._lowest, lowest)
+        return text
+
+    def _compound(self, value: Any) -> str:
+        kind = type(value)
+        if kind in (list, tuple):
+            text = self._repr(value)
+            if text is not None:
+                return text
+            text = ", ".join(map(self.text, value))
+            return f"[{text}]" if kind is list else f"({text}{',' * (len(value) == 1)})"
+        if kind in (set, frozenset):
+            return f"{kind.__name__}({', '.join(sorted(map(self.text, value)))})"
+        if kind in (dict, types.MappingProxyType):
+            items = sorted((self.text(key), self.text(part)) for key, part in [*value.items()])
+            return f"{{{', '.join(f'{key}: {part}' for key, part in items)}}}"
+        thing = value if isinstance(value, (type, types.FunctionType)) else kind
+        self.met.setdefault(id(thing), thing)
+        word, parts, asking, *_ = parts_of(value)
+        self._asked += [f"{word} {self._item(name, part)}" for name, part in sorted(asking.items())]
+        if not parts:
+            return word
+        return f"{word}({', '.join(self._item(name, part) for name, part in sorted(parts.items()))})"
+
+    def _item(self, name: str, part: Any) -> str:
+        return f"{name if _IS_NAME(name) else repr(name)}={self.text(part)}"
+
+    def _relative(self, text: str) -> str:
+        """Describe a text; a path below a root by the root's name and, in quotes, the rest."""
+        for root, name in self._roots.items():
+            if text.startswith(root):
+                return f"{{{name}}}/{text[len(root) :]!r}"
+        return repr(text)
+
+    def _repr(self, values: Any) -> str | None:
+        """Describe plain values, or tuples of them, by their repr; None if that is not their text.
+
+        A million values need no loop here.
+        """
+        kinds = {*map(type, values)}
+        if kinds == {tuple}:
+            kinds = {*map(type, itertools.chain.from_iterable(values))}
+        if not kinds <= _PLAIN:
+            return None
+        try:
+            text = repr(values)
+        except ValueError:  # of an int that Python does not print
+            return None
+        if not any(repr(root)[1:-1] in text for root in self._roots):
+            return text
+        # Without these each ' opens or closes a text.
+        if any(mark in text for mark in ('"', "\\", "//", "b'/")):
+            return None
+        for root, name in self._roots.items():
+            text = text.replace(f"'{root}", f"{{{name}}}/'")
+        return text
+
+
+# --- parts ---
+
+
+class Parts(NamedTuple):
+    """Parts of a value. word: its kind, or all of it. exact, asking: its parts by name.
+
+    columns: names of parts with one value for each sample. is_told: `__edcache_fingerprint__` returned them.
+    """
+
+    word: str
+    exact: Mapping[str, Any]
+    asking: Mapping[str, Any]
+    columns: tuple[str, ...] = ()
+    is_told: bool = False
+
+
+def parts_of(value: Any) -> Parts:
+    """Return the parts of a value that is no plain one.
+
+    A method `__edcache_fingerprint__` returns them, as a dict; its item "columns" lists names of parts with one value
+    for each sample. Without one, a class attribute `__edcache_ignore__` names attributes that are no parts.
+    """
+    kind = type(value)
+    if isinstance(value, type) or inspect.ismodule(value):
+        return _word(f"module {value.__name__}" if inspect.ismodule(value) else name_of(value))
+    if isinstance(value, enum.Enum):
+        return _word(f"{kind.__qualname__}.{value.name or repr(value.value)}")
+    has_zone = kind in _TIMES and getattr(value, "tzinfo", None) is not None  # whose repr may be its address
+    if (kind in _REPR_IS_VALUE and not has_zone) or isinstance(value, np.dtype):
+        return _word(repr(value))
+    name = name_of(kind)
+    if hasattr(kind, _TOLD):
+        return _parts_told(name, getattr(kind, _TOLD)(value))
+    if inspect.isroutine(value) or (callable(value) and "__wrapped__" in attributes_of(value)):
+        return _parts_of_function(value)
+    if isinstance(value, functools.partial):
+        return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
+    if isinstance(value, types.GeneratorType):
+        has_begun = inspect.getgeneratorstate(value) != inspect.GEN_CREATED
+        return Parts(value.__qualname__, {} if has_begun else inspect.getgeneratorlocals(value), {})
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return _parts_of_array(value)
+    if isinstance(value, torch.nn.Module):
+        return _parts_of_module(value)
+    return _parts_of_table(value) or _parts_of_object(value)
+
+
+def _word(text: str) -> Parts:
+    return Parts(text, {}, {})
+
+
+def _parts_told(name: str, answer: Any) -> Parts:
+    told = (
+        {str(key): part for key, part in answer.items()}
+        if isinstance(answer, dict)
+        else {f"{_TOLD}()": answer}
+    )
+    columns = told.pop("columns", ()) if isinstance(told.get("columns"), list | tuple) else ()
+    return Parts(name, told, {}, tuple(map(str, columns)), True)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object holds, in slots too; no code of its class runs."""
+    held: dict[str, Any] = {}
+    with suppress(AttributeError):
+        held.update(object.__getattribute__(value, "__dict__"))
+    for kin in type(value).__mro__:
+        for name, slot in vars(kin).items() if "__slots__" in vars(kin) else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                with suppress(AttributeError):
+                    held[name] = slot.__get__(value)
+    return held
+
+
+def _parts_of_object(value: Any) -> Parts:
+    """Return attributes, and the content of a container or of a value of C."""
+    kind = type(value)
+    name, held = name_of(kind), attributes_of(value)
+    if isinstance(value, _GENERATORS):
+        return _word(name)
+    held = {key: part for key, part in held.items() if key not in getattr(kind, _IGNORE, ())}
+    public = {key: part for key, part in held.items() if not key.startswith("_")}
+    private = {key: part for key, part in held.items() if key not in public and not is_empty(part)}
+    base = next((base for base in _CONTENTS if isinstance(value, base)), None)
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return Parts(name, dict(zip(kind._fields, value, strict=True)), {})
+    content: dict[str, Any] = {}
+    if base is not None:
+        content = {"of": [*value.items()] if isinstance(value, OrderedDict) else base(value)}
+    if (base is None and (not held or _is_native(kind))) or hasattr(kind, "__missing__"):
+        content |= _reduced(value)
+    is_of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
+    is_chosen = isinstance(value, _NAMESPACES) or kind.__module__.startswith("edcache.")
+    if is_chosen or not is_of_library(kind.__module__):
+        return Parts(name, {**content, **public}, private)
+    is_stored = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
+    if (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset):
+        return Parts(name, {**content, **public}, {})
+    if is_of_python or base is not None:
+        return Parts(name, content, public)
+    return Parts(name, {}, {**content, **public})
+
+
+def is_empty(value: Any) -> bool:
+    """Return True for None and for a container without items, which reading may fill."""
+    return value is None or (isinstance(value, (dict, list, set)) and not value)
+
+
+def _is_native(kind: type) -> bool:
+    """True for a class that is derived from one of C, such as `date`: it holds a value that is no attribute."""
+    makers = [vars(kin).get("__new__") for kin in kind.__mro__ if kin is not object]
+    has_pixels = hasattr(kind, "__array_interface__")  # as a picture
+    return has_pixels or any(isinstance(maker, types.BuiltinFunctionType) for maker in makers)
+
+
+def _reduced(value: Any) -> dict[str, Any]:
+    """Return what makes a value of a class of C again: function, arguments, items and state; {} if nothing does."""
+    kind = type(value)
+    if kind is object:
+        return {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of iterators that Python will pickle no more
+            reducer: Any = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+    except Exception:  # noqa: BLE001 - of any class: a lock, an open file
+        return {}
+    if isinstance(reduced, str):
+        return {"made": reduced}
+    make, arguments, state, *more = (*reduced, None)[: max(3, len(reduced))]
+    parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
+    parts += [part for part in arguments if part is not kind] + [[*part] for part in more if part is not None]
+    if state is not None and not isinstance(state, dict):
+        parts.append(state)
+    return {f"made {place}": part for place, part in enumerate(parts)}
+
+
+def _parts_of_function(value: Any) -> Parts:
+    """Return owner, defaults and closure; of an object or a library's wrapper the function that it wraps.
+
+    If code changes containers, the ones in its closure only ask: one may be a list of calls.
+    """
+    kind, owner, held = type(value), getattr(value, "__self__", None), attributes_of(value)
+    name, inner = getattr(value, "__qualname__", kind.__qualname__), held.get("__wrapped__")
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        return Parts(name, {"of": owner}, {})
+    if not inspect.isfunction(value):
+        if inner is None:
+            return _word(name_of(value))
+        public = {key: part for key, part in held.items() if key[0] != "_"}
+        return Parts(f"wrapped by {name_of(kind)}", {"function": inner, **public}, {})
+    closed = outer(value)
+    if _is_installed(value) and inner is not None:
+        # Only plain values count: the object of torch.no_grad says how the process began.
+        plain = {key: part for key, part in closed.items() if type(part) in _PLAIN}
+        return Parts("wrapped", {"function": inner, **plain}, {})
+    name = name_of(value)
+    if "<" not in name and _is_installed(value):
+        return _word(name)
+    defaults = {"defaults": value.__defaults__, "keyword defaults": value.__kwdefaults__}
+    parts = {key: part for key, part in {**defaults, **closed}.items() if key in closed or part}
+    changing = {} if said(value.__code__).depth else {k: v for k, v in closed.items() if type(v) in _CHANGING}
+    return Parts(name, {key: part for key, part in parts.items() if key not in changing}, changing)
+
+
+def _parts_of_module(value: torch.nn.Module) -> Parts:
+    """Return class, weights and attributes of a module of torch; of a compiled or a parallel one what it wraps."""
+    while True:
+        inner = next(
+            (value._modules[name] for name in ("_orig_mod", "module") if name in value._modules), None
+        )
+        if inner is None or not is_of_library(type(value).__module__):
+            break
+        value = inner
+    weights = value.state_dict()
+    weights |= {name: held for name, held in value.named_buffers() if name not in weights}
+    blank, exact, asking = (
+        vars(torch.nn.Module()),
+        dict[str, Any](weights=OrderedDict(weights)),
+        dict[str, Any](),
+    )
+    order: list[Any] = []
+    for name, module in value.named_modules():
+        own = {key: part for key, part in attributes_of(module).items() if key not in blank and key[0] != "_"}
+        kept = asking if is_of_library(type(module).__module__) else exact
+        kept |= {f"{name}.{key}": part for key, part in own.items()}
+        order.append((name, type(module), module.training, len(module._forward_hooks)))
+    asking["modules"] = order
+    return Parts(name_of(type(value)), exact, asking)
+
+
+def _parts_of_table(value: Any) -> Parts | None:
+    """Return names, dtypes and values of a table or a column of pandas, polars or arrow; None of anything else."""
+    kind = type(value)
+    library, name = kind.__module__.partition(".")[0], name_of(kind)
+    if library == "datasets" and hasattr(value, "_fingerprint"):
+        return Parts(name, {"_fingerprint": value._fingerprint}, {})  # which changes with every operation
+    if library in ("polars", "pyarrow") and hasattr(value, "schema"):
+        made = value.to_dict(as_series=False) if library == "polars" else value.to_pydict()
+        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {})
+    if library != "pandas":
+        return None
+    if hasattr(value, "iloc"):
+        columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
+        # Level by level: the values of an index of several are tuples, which have no dtypes.
+        levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
+        names = value.attrs, [list(axis.names) for axis in value.axes]
+        return Parts(name, {"names": names, "columns": [_column(part) for part in (*levels, *columns)]}, {})
+    return Parts(name, {"values": _column(value)}, {}) if hasattr(value, "dtype") else None
+
+
+def _column(part: Any) -> list[Any]:
+    held = getattr(part, "cat", part)
+    values = [held.categories, held.codes, held.ordered] if hasattr(held, "categories") else [part]
+    return [getattr(part, "name", None), str(part.dtype), *map(np.asarray, values)]
+
+
+def _parts_of_array(value: Any) -> Parts:
+    """Return dtype, shape and digest of all bytes of an array, a scalar or a tensor; and its attributes."""
+    kind = type(value)
+    if isinstance(value, np.ma.MaskedArray):
+        return Parts(
+            "masked", {"of": value.data, "mask": np.ma.getmaskarray(value), "fill": value.fill_value}, {}
+        )
+    # The attributes of a memmap say where its file lies.
+    public = {} if kind is np.memmap else {k: v for k, v in attributes_of(value).items() if k[0] != "_"}
+    shape = "nested" if getattr(value, "is_nested", False) else list(value.shape)
+    header = f"{'ndarray' if kind is np.memmap else kind.__name__}({value.dtype}{shape}"
+    data: Any = None
+    parts: list[Any] = []
+    if isinstance(value, torch.Tensor):
+        header += ", grad" * (value.requires_grad and not isinstance(value, torch.nn.Parameter))
+        data, parts = _data_of_tensor(value)
+    elif value.dtype.names:  # field by field: bytes between them are padding
+        parts = [np.asarray(value)[field] for field in value.dtype.names]
+    elif isinstance(value, np.generic):
+        return _word(f"{value.dtype}({value.item()!r})")
+    elif value.dtype.hasobject or value.dtype.char in "gG":  # a long double is padded too
+        parts = [value.reshape(-1).tolist()]
+    else:
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    word = f"{header})" if data is None else f"{header}, sha256:{digest_of(data.data)})"
+    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, {})
+
+
+def _data_of_tensor(value: torch.Tensor) -> tuple[Any, list[Any]]:
+    """Return the bytes of a tensor as an array; else None and its parts; neither of one without data."""
+    if value.is_meta:
+        return None, []
+    if value.is_nested:
+        return None, [str(value.layout), *value.unbind()]
+    if value.is_quantized:
+        return None, [str(value.qscheme()), value.int_repr(), value.dequantize()]
+    if value.layout != torch.strided:
+        return None, [str(value.layout), *_reduced(value.detach().cpu()).values()]
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # The stride of a single value may be any number, and must be 1 for a view.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy(), []
