@@ -12,7 +12,7 @@ from edcache import writer
 from edcache.base import Ints, OptionError
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
-from edcache.format import KEY_COLUMN, pa, pc
+from edcache.format import KEY_COLUMN, pa, pc, told_keys
 
 _SHOWN: Final = 5
 
@@ -38,7 +38,8 @@ class Changes:
         lines = []
         for name, keys in (("new", source), ("changed", source), ("moved", source), ("gone", archive)):
             positions: Ints = getattr(self, name)
-            shown = ", ".join(repr(keys[position]) for position in positions[:_SHOWN].tolist())
+            named = told_keys([keys[position] for position in positions[:_SHOWN].tolist()])
+            shown = ", ".join(map(repr, named))
             more = ", ..." if len(positions) > _SHOWN else ""
             lines.append(f"{len(positions):,} {name}" + (f": {shown}{more}" if shown else ""))
         return "\n".join(lines)
@@ -68,7 +69,7 @@ def changes(
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
     stored = cache.labels.column(KEY_COLUMN)
-    keyed.check_kind(stored.type, cache.path)
+    keyed.check_kind(stored, cache.path)
     keys = pa.array(keyed.keys, stored.type)
     place = pc.index_in(keys, stored).fill_null(-1).to_numpy()
     is_there, is_same = place >= 0, np.ones(len(keys), np.bool_)

@@ -29,8 +29,7 @@ from edcache.base import (
     described,
     takes,
 )
-from edcache.dataset.keys import shown_key, stored_keys
-from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root
+from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root, shown_key, stored_keys
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
 
@@ -81,8 +80,8 @@ class KeyedCache:
     Raises:
         StaleCacheError: the archive has another fingerprint. OptionError: it is no value of JSON.
 
-    A key is text, bytes, an int or a tuple; all keys of an archive are of one type. A value is anything that a sample
-    may be.
+    A key is text, bytes, an int or a tuple of these; all keys of an archive are of one type. A value is anything that a
+    sample may be.
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
@@ -154,9 +153,9 @@ class KeyedCache:
     def __len__(self) -> int:
         return len(self._archive().keys())
 
-    def keys(self) -> list[Key]:
-        """Return the keys of all values, as they are stored: of a tuple its text."""
-        return self._archive().keys()
+    def keys(self) -> list[Any]:
+        """Return the keys of all values."""
+        return format.told_keys(self._archive().keys())
 
     def close(self, *, seal: bool = False) -> None:
         """Close the archive in this process; idempotent.
@@ -278,7 +277,7 @@ class _Archive:
             self._seen = header.number
 
     def keys(self) -> list[Key]:
-        """Return the keys of all values."""
+        """Return the keys of all values, as they are stored."""
         with self._turn:
             self._look()
             chain, file = self._appender.chain, self._appender.file
@@ -615,7 +614,9 @@ class Memoized(Generic[P, V]):
             raise TypeError(f"{name}(): {error}") from None
         bound.apply_defaults()
         values = tuple(_plain(name, *item) for item in bound.arguments.items())
-        return values[0] if self._is_of_one and type(values[0]) in (str, bytes, int) else values
+        is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
+        # Also of numbers and None, which no key of the user's may have.
+        return values[0] if is_plain else format.tuple_text(values)
 
     def cache_info(self) -> CacheInfo:
         """Return the hits and misses of this process, and the number of results in the archive."""

@@ -28,7 +28,7 @@ from torch.utils.data import Subset
 
 from edcache import format, identity, storage
 from edcache.base import Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa, pc
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, Key, pa, pc
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
@@ -49,10 +49,10 @@ _STAGE: Final = ".edcache.keys-"
 class Keyed:
     """Keys and versions of the samples of a source.
 
-    Attributes: keys: one for each sample: text, bytes or ints. versions: texts, or None if nothing tells them apart.
+    Attributes: keys: one for each sample, as they are stored. versions: texts, or None if nothing tells them apart.
     """
 
-    def __init__(self, keys: list[Any], versions: list[str] | None) -> None:
+    def __init__(self, keys: list[Key], versions: list[str] | None) -> None:
         self.keys, self.versions = keys, versions
         # Places of the samples in an archive, and its state then, for the second look when the stage is filled.
         self._found: tuple[Cursor | None, Ints] = None, np.empty(0, np.int64)
@@ -62,7 +62,10 @@ class Keyed:
         """Ask a source; None if it names no samples."""
         if not has_method(source, "sample_key"):
             return None
-        keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
+        try:
+            keys = format.stored_keys(_all_of(source, "sample_key"))
+        except OptionError as error:
+            raise error.within("sample_key() of the source") from None
         versions = _versions_of(source, keys)
         if versions is not None and getattr(source, "__edcache_by_key__", False):
             least: dict[Any, str] = {}
@@ -92,17 +95,17 @@ class Keyed:
 
     @once
     def stored(self) -> pa.Array:
-        """Keys as an archive has them. Raises: OptionError, they are of several types, or no keys."""
-        try:
-            keys = pa.array(self.keys, None if self.keys else pa.string())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise OptionError(f"sample_key() of the source: {error}; give keys of one type") from error
-        if not (format.is_text(keys.type) or pa.types.is_integer(keys.type)) or keys.null_count:
-            kind = "None" if keys.null_count else str(keys.type)
+        """Keys as an archive has them. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
+        kinds = sorted({_kind_of(key) for key in self.keys})
+        if len(kinds) > 1:
             raise OptionError(
-                f"sample_key() of the source returns {kind}; give text, bytes, ints or tuples of these"
+                f"sample_key() of the source returns {' and '.join(kinds)}; give keys of one type"
             )
-        return keys
+        try:
+            return pa.array(self.keys, None if self.keys else pa.string())
+        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
+            remedy = "give ints of 64 bits, and text without lone surrogates"
+            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
 
     @once
     def identities(self) -> pa.Array:
@@ -120,13 +123,14 @@ class Keyed:
         # In the order in which they appear.
         return np.unique(codes, return_index=True)[1], codes.astype(np.int64)
 
-    def check_kind(self, found: pa.DataType, path: str) -> None:
-        """Raise OptionError if the keys of an archive are of another type: 1 and "1" are two keys."""
-        own, other = _kind_of(self.stored.type), _kind_of(found)
-        if own != other and len(self.keys) and not pa.types.is_null(found):
+    def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
+        """Raise OptionError if the keys of an archive are of another type: 1, "1" and ("1",) are three keys."""
+        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1]]
+        kinds = [_kind_of(key) for key in firsts]
+        if len({*kinds}) > 1:
             raise OptionError(
-                f"{path}: its keys are {other}, sample_key() of the source returns {own}; use another path, or pass "
-                "keep_existing=False to build it anew"
+                f"{path}: its keys are {kinds[0]}, sample_key() of the source returns {kinds[1]}; use another path, or "
+                "pass keep_existing=False to build it anew"
             )
 
     def places_in(self, contents: Contents, state: Cursor) -> Ints:
@@ -254,10 +258,10 @@ def _plain(name: str, values: Any) -> Sequence[Any]:
         ) from None
 
 
-def _kind_of(kind: pa.DataType) -> str:
-    if pa.types.is_integer(kind):
-        return "ints"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "bytes"
+def _kind_of(key: Key) -> str:
+    if isinstance(key, str):
+        return "tuples" if key.startswith(format.TUPLE_MARK) else "text"
+    return "bytes" if isinstance(key, bytes) else "ints"
 
 
 def _identities(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
@@ -359,7 +363,7 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
             return None  # by another process
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         if KEY_COLUMN in contents.schema.names:
-            keyed.check_kind(contents.schema.field(KEY_COLUMN).type, job.path)
+            keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
         start = max(contents.length, appender.chain.end_index)
         places = keyed.places_in(contents, appender.chain.cursor)
         takeovers, own = list[_Takeover](), _stages_of(appender)

@@ -181,10 +181,18 @@ def test_a_value_without_a_description_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([1, "a", 2], "give keys of one type"),
-        ([1.5, 2.5, 3.5], "returns double; give text, bytes, ints or tuples"),
-        ([None, "a", "b"], "returns None"),
-        ([2**70, 1, 2], "give keys of one type"),
+        ([1, "a", 2], "returns ints and text; give keys of one type"),
+        ([b"a", "a", "b"], "returns bytes and text; give keys of one type"),
+        (["('a',)", ("a",), ("b",)], "returns text and tuples; give keys of one type"),
+        ([1.5, 2.5, 3.5], r"1\.5 is a float \(1\.5\); a key is text, bytes, an int or a tuple of these"),
+        ([None, "a", "b"], "None is None; a key is text"),
+        ([2**70, 1, 2], "give ints of 64 bits"),
+        (["\ud800", "a", "b"], "text without lone surrogates"),
+        ([("a", np.arange(3)), (), ()], r"the part <ndarray> of the key \('a', <ndarray>\) is a ndarray of"),
+        ([("a", (torch.ones(1),)), (), ()], r"the part <Tensor> of the key \('a', \(<Tensor>,\)\) is"),
+        ([(), ("a", 1.5), ()], r"the part 1\.5 of the key \('a', 1\.5\) is a float"),
+        ([(), (None,), ()], r"the part None of the key \(None,\) is None"),
+        ([(), (True, 1), ()], r"the part True of the key \(True, 1\) is a bool"),
     ],
 )
 def test_keys_are_of_one_type(tmp_path, log, keys, message):
@@ -195,7 +203,13 @@ def test_keys_are_of_one_type(tmp_path, log, keys, message):
 
 
 @pytest.mark.parametrize(
-    "keys", [[b"\xff", b"", b"\0a"], [-(2**63), 2**63 - 1, 0], [(1, "a"), (1, "b"), (1, "a", 2)]]
+    "keys",
+    [
+        [b"\xff", b"", b"\0a"],
+        [-(2**63), 2**63 - 1, 0],
+        [(1, "a"), (1, "b"), (1, "a", 2)],
+        [("\0é\ud800", (b"\xff", ((), -(2**70)))), ("",), (b"",)],
+    ],
 )
 def test_keys_of_each_kind_are_found(tmp_path, log, keys):
     source = Named(log, ["a", "b", "c"])
@@ -204,8 +218,11 @@ def test_keys_of_each_kind_are_found(tmp_path, log, keys):
     ds = CachedDataset.from_cache(ds.path)
     assert [ds.by_key(key)["name"] for key in keys] == ["a", "b", "c"]
     assert ds.indices_of(keys[::-1]).tolist() == [2, 1, 0]
-    for other in ("a", b"a", 5, (1,), ()):
-        assert other not in ds.keys
+    assert list(ds.keys) == keys
+    for view in (ds, ds[::-1]):
+        assert all(key in view.keys for key in keys)
+        for other in ("a", b"a", 5, (1,), (), *map(str, keys), *(str(key).encode() for key in keys)):
+            assert other not in view.keys
     with pytest.raises(UnknownLabelError, match="has the key 'nobody'"):
         ds.by_key("nobody")
     with pytest.raises(UnknownLabelError, match=r"has the key \(7, \('b',\)\)"):
@@ -640,7 +657,7 @@ def test_an_attribute_without_a_length_is_a_setting(path, held):
     assert [ds[i]["x"] for i in range(2)] == [0, 1]
 
 
-KINDS = {"text": ["1", "2"], "ints": [1, 2], "bytes": [b"1", b"2"]}
+KINDS = {"text": ["1", "2"], "ints": [1, 2], "bytes": [b"1", b"2"], "tuples": [("1",), ("2",)]}
 
 
 @pytest.mark.parametrize("one", KINDS)
@@ -659,6 +676,9 @@ def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
         def sample_key(self, i):
             return self._keys[i]
 
+        def sample_version(self, i):
+            return 1
+
     ds = CachedDataset(Named(KINDS[one]), path, progress=False)
     if one == other:
         assert str(edcache.changes(ds, Named(KINDS[other]))).startswith("0 new")
@@ -669,4 +689,34 @@ def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
     ):
         with pytest.raises(OptionError, match=f"its keys are {one}, .* returns {other}"):
             call()
-    assert list(CachedDataset.from_cache(path).keys) == KINDS[one]
+    ds = CachedDataset.from_cache(path)
+    assert list(ds.keys) == KINDS[one]
+    for view in (ds, ds[::-1]):
+        assert [key in view.keys for key in KINDS[other]] == [False, False]
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+def test_keys_of_numpy_and_of_enums_are_those_of_python(path, log):
+    source = Named(log, ["a", "b", "c"])
+    given = [(np.int64(3), np.str_("a")), (Colour.RED, np.bytes_(b"x")), (np.uint8(4),)]
+    source.sample_key = lambda index: given[index]
+    ds = filled(source, path, fingerprint=False)
+    assert list(ds.keys) == [(3, "a"), ("red", b"x"), (4,)]
+    assert ds.indices_of([*given, *ds.keys]).tolist() == [0, 1, 2, 0, 1, 2]
+    take_calls(log)
+    given = [*ds.keys]
+    filled(source, path, fingerprint=False)
+    assert take_calls(log) == []
+    given = np.array(["red", "b", "c"])
+    assert list(filled(source, path, fingerprint=False, keep_existing=False).keys) == ["red", "b", "c"]
+
+
+def test_changes_show_tuples(path, log):
+    source = Named(log, ["a", "b"])
+    source.sample_key = lambda index: (source.names[index], 1)
+    ds = filled(source, path, fingerprint=False)
+    source.names = ["c", "b"]
+    assert str(edcache.changes(ds, source)).splitlines()[::3] == ["1 new: ('c', 1)", "1 gone: ('a', 1)"]
