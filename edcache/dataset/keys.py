@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edcache import writer
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, MissingSampleError, OptionError
 from edcache.dataset.indexing import Readable
 from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
 
@@ -81,7 +81,14 @@ class SourceKeys:
     def sample_keys(self) -> list[Any]:
         """Return the keys of all samples."""
         if self._is_label:
-            return self._source.labels.to_list(self._key)  # type: ignore[no-any-return]
+            keys: list[Any] = self._source.labels.to_list(self._key)
+            if None in keys:
+                raise MissingSampleError(
+                    f"{self._source!r}: sample {keys.index(None)} is missing, and so is its key; take the others: "
+                    "ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]",
+                    index=keys.index(None),
+                )
+            return keys
         return list(map(self.sample_key, range(len(self._source))))
 
 

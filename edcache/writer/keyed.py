@@ -23,11 +23,12 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Subset
 
 from edcache import format, identity, storage
-from edcache.base import Ints, OptionError, SourceError, once
+from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
 from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, Key, pa, pc
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
@@ -133,6 +134,17 @@ class Keyed:
                 "pass keep_existing=False to build it anew"
             )
 
+    def match(self, keys: pa.Array, versions: pa.Array | None) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Compare with the samples of an archive, by their keys and versions.
+
+        Returns: int64 [n], the first equal one of each sample, -1 for none; and whether the one at its index is equal.
+        """
+        there = _identities(keys, versions)
+        is_here = np.zeros(len(self.keys), np.bool_)
+        both = slice(min(len(self.keys), len(there)))
+        is_here[both] = pc.equal(self.identities[both], there[both]).fill_null(False).to_numpy(False)
+        return pc.index_in(self.identities, there).fill_null(-1).to_numpy(), is_here
+
     def places_in(self, contents: Contents, state: Cursor) -> Ints:
         """Return the number of each sample in an archive: int64 [n], -1 for none. state: of the archive."""
         if self._found[0] != state:
@@ -167,6 +179,8 @@ def _all_of(source: Any, name: str) -> list[Any]:
     try:
         is_bulk = has_method(source, f"{name}s")
         values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
+    except EdcacheError:
+        raise
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
     if len(values) != count:
@@ -289,9 +303,9 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         if _is_done(chain, keyed):
             return
         is_same = chain.origin.keys_digest == keyed.digest
-        is_first = chain.root is None and (is_same or chain.holds_nothing)
+        is_first, since = chain.root is None and (is_same or chain.holds_nothing), chain.cursor.number
     if is_first:
-        fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
+        fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order, since=since))
         return
     lacking = _publish(job, keyed, None)
     if lacking is not None:
@@ -299,8 +313,15 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
-            fill(stage.job)
-            lacking = _publish(job, keyed, stage)
+            with closing(stage.job.open()) as appender:
+                # From now on no process takes the stage away. One may have, after it published the same samples.
+                appender.file.share(format.LOCK_SESSION)
+                lacking = _publish(job, keyed, None)
+                is_due = lacking is not None and np.array_equal(lacking.todo, stage.samples)
+                if is_due:
+                    fill(stage.job)
+            if is_due or lacking is None:
+                lacking = _publish(job, keyed, stage)
 
 
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -316,7 +337,9 @@ def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
     is_whole = len(indices) == len(keyed.keys)
     source = job.source if is_whole else Subset(job.source, indices.tolist())
     spec = LabelSpec({**job.spec.sources, **keyed.only(indices).columns})
-    return replace(job, source=source, spec=spec, head=replace(job.head, length=len(indices)))
+    return replace(
+        job, source=source, spec=spec, head=replace(job.head, length=len(indices)), is_part=not is_whole
+    )
 
 
 class _Lacking(NamedTuple):
@@ -342,7 +365,7 @@ def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
         path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
         made_by = _fingerprint_of(job, appender.chain.origin)
         head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=made_by)
-    return _Stage(path, replace(part, path=path, head=head), todo)
+    return _Stage(path, replace(part, path=path, head=head, told_path=job.path), todo)
 
 
 def _stages_of(appender: Appender) -> str:
@@ -360,7 +383,8 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         appender.claims.wait(0)  # until the archive is closed: one process publishes at a time
         appender.catch_up()
         if _is_done(appender.chain, keyed):
-            return None  # by another process
+            _remove_stages(appender.path)  # by another process, which left the ones in use
+            return None
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         if KEY_COLUMN in contents.schema.names:
             keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
@@ -389,9 +413,17 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         parts = (chunk for one in takeovers for chunk in one.chunks())
         failures = [failure for one in takeovers for failure in one.failures]
         seal(appender, order=Order(places, fingerprint, parts, failures))
-        for path in _stages_at(appender.path):
-            storage.remove(path)
+        _remove_stages(appender.path)
     return None
+
+
+def _remove_stages(path: str) -> None:
+    """Remove the stages of an archive that no process fills."""
+    for stage in _stages_at(path):
+        with closing(storage.File.open(stage, "r")) as file:
+            is_used = file.is_locked(format.LOCK_SESSION, 1)
+        if not is_used:
+            storage.remove(stage)
 
 
 def _stages_at(path: str) -> list[str]:

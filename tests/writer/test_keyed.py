@@ -4,10 +4,12 @@ import enum
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -17,8 +19,8 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, CacheWriter, OptionError, StaleCacheError
-from edcache.errors import CorruptArchiveError, UnknownLabelError
+from edcache import CachedDataset, CacheWriter, EdcacheError, OptionError, StaleCacheError
+from edcache.errors import CorruptArchiveError, MissingSampleError, UnknownLabelError
 from edcache.reader import Reader
 from edcache.writer import keyed
 from tests.conformance import reference
@@ -432,6 +434,199 @@ def test_a_list_with_keys_is_a_source(tmp_path):
         [],
     )
     assert list(CachedDataset(rows, path, progress=False)) == rows
+
+
+@pytest.mark.parametrize("revisions", [[1, 2, 1, 1], [1, 1, 1, 1], [1, 1, 2, 2]])
+def test_a_source_that_repeats_its_keys_and_did_not_change_has_no_changes(path, revisions):
+    class Repeated(Named):
+        def __init__(self, names, revisions):
+            self.names, self.revisions, self.setting, self._log = names, revisions, 1000, os.devnull
+
+    source = Repeated(["a", "a", "b", "a"], revisions)
+    ds = filled(source, path)
+    told = edcache.changes(ds, source)
+    assert str(told) == "0 new\n0 changed\n0 moved\n0 gone"
+    other = Repeated(["c", "a", "a", "b"], [0, revisions[0], 5, revisions[2]])
+    assert str(edcache.changes(ds, other)).splitlines()[::3] == ["1 new: 'c'", "0 gone"]
+    assert edcache.changes(ds, other).changed.tolist() == [2]
+    filled(other, path)
+    assert str(edcache.changes(CachedDataset.from_cache(path), other)) == str(told)
+
+
+def test_changes_of_an_empty_archive_are_all_new(path, log):
+    ds = filled(Named(log, []), path)
+    assert str(edcache.changes(ds, Named(log, "ab"))) == "2 new: 'a', 'b'\n0 changed\n0 moved\n0 gone"
+    filled(Named(log, "ab"), path)
+    assert edcache.changes(CachedDataset.from_cache(path), Named(log, [])).gone.tolist() == [0, 1]
+
+
+class Broken(Bulk):
+    """One whose sample "bad" raises, hangs, kills its process, cannot be stored, or has no label."""
+
+    bad = "raises"
+
+    def __getitem__(self, index):
+        if self.names[index] != "bad":
+            return super().__getitem__(index)
+        if self.bad == "raises":
+            raise ValueError("no such index 0")
+        if self.bad == "hangs":
+            time.sleep(60)
+        if self.bad == "dies":
+            os._exit(3)
+        return {"x": object(), "label": 1} if self.bad == "stores" else {"x": 1}
+
+
+BAD = {
+    "raises": r"the source raised at index 6 \(key 'bad'\): ValueError: no such index 0; ",
+    "hangs": r"sample 6 \(key 'bad'\) took longer than timeout=0.5",
+    "dies": r"sample 6 \(key 'bad'\) ended its process 3 times",
+    "stores": r"sample 6 \(key 'bad'\): sample\[\"x\"\]: cannot store",
+    "labels": r"label \"label\": sample 6 \(key 'bad'\) has no field",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("names", [[], ["k0"], [*"aabbcd"]], ids=["new", "again", "repeated"])
+def test_errors_name_the_archive_and_the_sample_of_the_source(path, log, bad, on_error, names, caplog):
+    source = type("Broken", (Broken,), {"bad": bad})
+    options = {
+        "on_error": on_error,
+        "num_workers": 2 if bad == "dies" else 0,
+        "multiprocessing_context": "fork",
+    }
+    options |= {"timeout": 0.5} if bad == "hangs" else {}
+    if len(names) == 1:
+        filled(source(log, names), path, fingerprint=False)
+    source = source(log, [*(names if len(names) > 1 else [f"k{i}" for i in range(6)]), "bad"])
+
+    def fill():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return filled(source, path, fingerprint=False, **options)
+
+    if on_error == "raise":
+        with pytest.raises(EdcacheError, match=f"^{path}: .*{BAD[bad]}") as caught:
+            fill()
+        assert (caught.value.path, "edcache.keys" in str(caught.value)) == (str(path), False)
+        assert caught.value.index == (None if bad == "dies" else 6)
+    else:
+        ds = fill()
+        (failure,) = ds.errors
+        assert failure.index == 6
+        text = (
+            BAD[bad]
+            .removeprefix(r"the source raised at index 6 \(key 'bad'\): ValueError: ")
+            .removesuffix("; ")
+        )
+        assert re.search(text, failure.message)
+        assert (len(ds), ds.missing.tolist()) == (7, [6])
+        assert [ds[i]["name"] for i in range(6)] == source.names[:6]
+    assert "edcache.keys" not in caplog.text
+    assert bad != "dies" or f"{path}: the process that computed sample 6 (key 'bad') ended" in caplog.text
+
+
+def test_a_batch_that_raises_is_named_by_the_source(path, log):
+    filled(Bulk(log, "abc"), path)
+    source = type("Bulk", (Broken,), {"__getitems__": Bulk.__getitems__})(log, [*"abc", "d", "bad"])
+    with pytest.warns(
+        RuntimeWarning, match=rf"^{path}: a batch of 2 samples, from index 3 \(key 'd'\) on, raised"
+    ):
+        filled(source, path, fingerprint=False, on_error="skip", batch_size=2)
+
+
+def test_a_map_of_samples_that_are_missing_names_one(path, log):
+    ds = filled(Broken(log, ["a", "bad", "b"]), path, on_error="skip")
+    other = path.with_name("m.zip")
+    with pytest.raises(
+        MissingSampleError, match=r"a\.zip.*: sample 1 is missing, and so is its key; take the others"
+    ):
+        edcache.map(lambda sample: sample, ds, other, progress=False, on_error="skip")
+    there = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
+    assert list(edcache.map(lambda sample: sample, there, other, progress=False).keys) == ["a", "b"]
+
+
+def test_samples_that_repeat_are_there_beside_one_that_failed(path, log):
+    names = [*"aab", "bad", "b", "bad", "c"]
+    for _ in range(2):
+        ds = filled(Broken(log, names), path, on_error="skip")
+        assert [ds[i]["name"] for i in (0, 1, 2, 4, 6)] == [*"aabbc"]
+        assert (len(ds), ds.missing.tolist(), [one.index for one in ds.errors]) == (7, [3, 5], [3, 5])
+        assert list(ds.keys) == ["a", "a", "b", None, "b", None, "c"]
+        assert take_calls(log) == ([*"abc"] if _ == 0 else [])
+    sound = type("Broken", (Named,), {})
+    check(filled(sound(log, names), path), names, {})
+    assert take_calls(log) == ["bad"]
+
+
+def test_a_fill_whose_archive_gets_another_order_meanwhile_begins_again(path, log):
+    class Disturbed(Named):
+        def __getitem__(self, index):
+            if self.names[index] == "d" and not disturbed:
+                disturbed.append(1)
+                filled(Named(log, ["x", "b"]), path, fingerprint=False)
+            return super().__getitem__(index)
+
+    disturbed = []
+    names = [*"abcdef"]
+    check(filled(Disturbed(log, names), path, fingerprint=False, chunk_size=1), names, {})
+    assert disturbed
+    assert edcache.verify(path).problems == []
+
+
+def test_what_another_process_published_meanwhile_is_not_computed_again(path, log, monkeypatch):
+    filled(Named(log, "ab"), path)
+    begin, begun = keyed._stage, []
+
+    def late(*arguments):
+        if not begun:
+            begun.append(1)
+            filled(Named(log, "abcd"), path)
+        return begin(*arguments)
+
+    monkeypatch.setattr(keyed, "_stage", late)
+    take_calls(log)
+    check(filled(Named(log, "abcd"), path), "abcd", {})
+    assert take_calls(log) == ["c", "d"]
+    assert sorted(path.parent.iterdir()) == [path, log]
+
+
+_AGAIN = """
+import os, sys, time
+import edcache
+from tests.writer.test_keyed import Named
+
+class Slow(Named):
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    log, path, meeting, workers = sys.argv[1:]
+    options = {"in_memory_keys": ["label"], "num_workers": int(workers), "spot_check": False}
+    for turn in range(1, 13):
+        open(f"{meeting}/{turn}-{os.getpid()}", "w").close()
+        while sum(name.startswith(f"{turn}-") for name in os.listdir(meeting)) < 3:
+            time.sleep(0.001)
+        source = Slow(log, [f"n{i}" for i in range(10 * turn)])
+        edcache.CachedDataset(source, path, progress=False, **options)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_that_fill_again_at_once_compute_each_sample_once(tmp_path, log, workers):
+    script, path, meeting = tmp_path / "again.py", tmp_path / "folder" / "a.zip", tmp_path / "meeting"
+    script.write_text(_AGAIN)
+    meeting.mkdir()
+    command = [sys.executable, *map(str, (script, log, path, meeting, workers))]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environ()) for _ in range(3)]
+    assert [one.communicate()[1] for one in running] == [b""] * 3
+    names = [f"n{i}" for i in range(120)]
+    check(CachedDataset.from_cache(path), names, {})
+    assert take_calls(log) == sorted(names)
+    assert [*path.parent.iterdir()] == [path]
 
 
 @pytest.fixture
