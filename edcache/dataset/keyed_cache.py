@@ -518,16 +518,34 @@ class Memoized(Generic[P, V]):
         self._function, self._path, self._key = function, path, key
         self._version, self._options = version, options
         self._asks: list[str] = []
-        self._signature = inspect.signature(function)
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError as error:
+            raise OptionError(
+                f"memoize: {error}; give a function that calls it, with its arguments by name"
+            ) from None
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._is_of_one = len(kinds) == 1 and kinds[0] not in (_VAR_POSITIONAL, _VAR_KEYWORD)
         self._turn, self._calls, self._misses = base.ForkLock(), 0, 0
 
     def __repr__(self) -> str:
-        return f"<memoized {writer.qualified_name(self._function)}>"
+        return f"<memoized {self._name}>"
+
+    @property
+    def _name(self) -> str:
+        """Name of the function; of a partial the one of its function, of an object the one of its class."""
+        function: Any = self._function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return writer.qualified_name(function)
 
     def __reduce__(self) -> str:
         # By name, as functions: the name leads to this object, not to the bare function.
+        if not hasattr(self._function, "__qualname__"):
+            raise TypeError(
+                f"{self!r} is pickled by its name, which {described(self._function)} has not; "
+                "memoize a function"
+            )
         return self._function.__qualname__
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -537,7 +555,11 @@ class Memoized(Generic[P, V]):
     @base.once
     def cache(self) -> KeyedCache:
         """Values by key; the first call opens the archive."""
-        made_by = writer.call_fingerprint(self._function, {}, self._version)
+        # Keywords of a partial are arguments, and so parts of the key, unless `key` makes it.
+        function: Any = self._function
+        is_partial = isinstance(function, functools.partial) and self._key is not None
+        keywords = function.keywords if is_partial else {}
+        made_by = writer.call_fingerprint(self._function, keywords, self._version)
         cache = KeyedCache.__new__(KeyedCache)
         cache._open(self._store().path, WriteOptions.of(None, self._options, "memoize"), made_by)
         self._asks = cache._archive().changed_code(made_by)
@@ -607,7 +629,7 @@ class Memoized(Generic[P, V]):
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._key is not None:
             return self._key(*args, **kwargs)
-        name = self._function.__qualname__
+        name = self._name.partition(":")[2]
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -638,7 +660,7 @@ class Memoized(Generic[P, V]):
         self._calls = self._misses = 0
 
     def _store(self) -> writer.Store:
-        name = writer.qualified_name(self._function)
+        name = self._name
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         default = f"memoize-{re.sub('[^A-Za-z0-9_.]+', '.', name)}-{digest}.zip"
         return writer.store_at(self._path or os.path.join(storage.cache_folder(), default))
