@@ -130,8 +130,8 @@ def human_bytes(nbytes: float) -> str:
 
 
 def brief(value: object) -> str:
-    """Write a value as text, a float with six digits."""
-    return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+    """Write a value as text, a float with six digits, the key of a tuple without its mark."""
+    return f"{value:.6g}" if isinstance(value, float) else str(plain(value)).removeprefix("\0")
 
 
 def shortened(text: str) -> str:

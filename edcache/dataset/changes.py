@@ -12,7 +12,7 @@ from edcache import writer
 from edcache.base import Ints, OptionError
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
-from edcache.format import KEY_COLUMN, pa, pc
+from edcache.format import KEY_COLUMN, pc, told_keys
 
 _SHOWN: Final = 5
 
@@ -38,7 +38,8 @@ class Changes:
         lines = []
         for name, keys in (("new", source), ("changed", source), ("moved", source), ("gone", archive)):
             positions: Ints = getattr(self, name)
-            shown = ", ".join(repr(keys[position]) for position in positions[:_SHOWN].tolist())
+            named = told_keys([keys[position] for position in positions[:_SHOWN].tolist()])
+            shown = ", ".join(map(repr, named))
             more = ", ..." if len(positions) > _SHOWN else ""
             lines.append(f"{len(positions):,} {name}" + (f": {shown}{more}" if shown else ""))
         return "\n".join(lines)
@@ -67,21 +68,18 @@ def changes(
     if keyed is None or KEY_COLUMN not in cache.labels:
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
-    stored = cache.labels.column(KEY_COLUMN)
-    keyed.check_kind(stored.type, cache.path)
-    keys = pa.array(keyed.keys, stored.type)
-    place = pc.index_in(keys, stored).fill_null(-1).to_numpy()
-    is_there, is_same = place >= 0, np.ones(len(keys), np.bool_)
-    if keyed.versions is not None and writer.KEYED_COLUMNS[1] in cache.labels:
-        before = cache.labels.column(writer.KEYED_COLUMNS[1]).take(pa.array(place, mask=~is_there))
-        is_same = pc.equal(before, pa.array(keyed.versions)).fill_null(False).to_numpy()
-    is_elsewhere = place != np.arange(len(keys))
-    is_kept = pc.is_in(stored, keys).to_numpy()
+    stored, columns = cache.labels.column(KEY_COLUMN).combine_chunks(), cache.labels
+    keyed.check_kind(stored, cache.path)
+    name = writer.KEYED_COLUMNS[1]
+    found, is_here = keyed.match(stored, columns.column(name).combine_chunks() if name in columns else None)
+    keys = keyed.stored
+    stored = stored.cast(keys.type)  # of an empty archive they have no type
+    is_there, is_same = pc.is_in(keys, stored).to_numpy(False), found >= 0
     return Changes(
         new=np.flatnonzero(~is_there),
         changed=np.flatnonzero(is_there & ~is_same),
-        moved=np.flatnonzero(is_there & is_same & is_elsewhere),
-        gone=np.flatnonzero(~is_kept),
+        moved=np.flatnonzero(is_same & ~is_here),
+        gone=np.flatnonzero(~pc.is_in(stored, keys).to_numpy(False)),
         _keys=(keyed.keys, stored.to_pylist()),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from edcache.base import OptionError, shown
-from edcache.identity import modules_named_by
+from edcache.identity import reached_from
 
 Function: TypeAlias = Callable[[Any], Any]
 Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
@@ -66,7 +66,7 @@ def check_frozen(fn: Function) -> Function:
     held: list[Any] = [fn, getattr(fn, "__self__", None)]
     held += [*getattr(fn, "__dict__", {}).values()]
     held += [cell.cell_contents for cell in getattr(bare, "__closure__", None) or ()]
-    held += modules_named_by([fn])
+    held += reached_from([fn])
     for module in held:
         # Losses and transforms have no parameters, and are in training mode always.
         is_model = isinstance(module, torch.nn.Module) and any(True for _ in module.parameters())

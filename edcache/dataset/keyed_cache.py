@@ -30,8 +30,7 @@ from edcache.base import (
     described,
     takes,
 )
-from edcache.dataset.keys import shown_key, stored_keys
-from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root
+from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root, shown_key, stored_keys
 from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
@@ -83,8 +82,8 @@ class KeyedCache:
     Raises:
         StaleCacheError: the archive has another fingerprint. OptionError: it is no value of JSON.
 
-    A key is text, bytes, an int or a tuple; all keys of an archive are of one type. A value is anything that a sample
-    may be.
+    A key is text, bytes, an int or a tuple of these; all keys of an archive are of one type. A value is anything that a
+    sample may be.
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
@@ -156,9 +155,9 @@ class KeyedCache:
     def __len__(self) -> int:
         return len(self._archive().keys())
 
-    def keys(self) -> list[Key]:
-        """Return the keys of all values, as they are stored: of a tuple its text."""
-        return self._archive().keys()
+    def keys(self) -> list[Any]:
+        """Return the keys of all values."""
+        return format.told_keys(self._archive().keys())
 
     def close(self, *, seal: bool = False) -> None:
         """Close the archive in this process; idempotent.
@@ -279,7 +278,7 @@ class _Archive:
             self._seen = header.number
 
     def keys(self) -> list[Key]:
-        """Return the keys of all values."""
+        """Return the keys of all values, as they are stored."""
         with self._turn:
             self._look()
             chain, file = self._appender.chain, self._appender.file
@@ -516,16 +515,34 @@ class Memoized(Generic[P, V]):
         self._function, self._path, self._key = function, path, key
         self._version, self._options = version, options
         self._asks: list[str] = []
-        self._signature = inspect.signature(function)
+        try:
+            self._signature = inspect.signature(function)
+        except ValueError as error:
+            raise OptionError(
+                f"memoize: {error}; give a function that calls it, with its arguments by name"
+            ) from None
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
         self._is_of_one = len(kinds) == 1 and kinds[0] not in (_VAR_POSITIONAL, _VAR_KEYWORD)
         self._turn, self._calls, self._misses = base.ForkLock(), 0, 0
 
     def __repr__(self) -> str:
-        return f"<memoized {identity.qualified_name(self._function)}>"
+        return f"<memoized {self._name}>"
+
+    @property
+    def _name(self) -> str:
+        """Name of the function; of a partial the one of its function, of an object the one of its class."""
+        function: Any = self._function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return identity.qualified_name(function)
 
     def __reduce__(self) -> str:
         # By name, as functions: the name leads to this object, not to the bare function.
+        if not hasattr(self._function, "__qualname__"):
+            raise TypeError(
+                f"{self!r} is pickled by its name, which {described(self._function)} has not; "
+                "memoize a function"
+            )
         return self._function.__qualname__
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -535,7 +552,11 @@ class Memoized(Generic[P, V]):
     @base.once
     def cache(self) -> KeyedCache:
         """Values by key; the first call opens the archive."""
-        made_by = replace(identity.recipe_of_call(self._function, {}, self._version), again=None)
+        # Keywords of a partial are arguments, and so parts of the key, unless `key` makes it.
+        function: Any = self._function
+        is_partial = isinstance(function, functools.partial) and self._key is not None
+        keywords = function.keywords if is_partial else {}
+        made_by = replace(identity.recipe_of_call(self._function, keywords, self._version), again=None)
         cache = KeyedCache.__new__(KeyedCache)
         cache._open(self._store().path, WriteOptions.of(None, self._options, "memoize"), made_by)
         self._asks = cache._archive().asks
@@ -605,14 +626,16 @@ class Memoized(Generic[P, V]):
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._key is not None:
             return self._key(*args, **kwargs)
-        name = self._function.__qualname__
+        name = self._name.partition(":")[2]
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{name}(): {error}") from None
         bound.apply_defaults()
         values = tuple(_plain(name, *item) for item in bound.arguments.items())
-        return values[0] if self._is_of_one and type(values[0]) in (str, bytes, int) else values
+        is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
+        # Also of numbers and None, which no key of the user's may have.
+        return values[0] if is_plain else format.tuple_text(values)
 
     def cache_info(self) -> CacheInfo:
         """Return the hits and misses of this process, and the number of results in the archive."""
@@ -634,7 +657,7 @@ class Memoized(Generic[P, V]):
         self._calls = self._misses = 0
 
     def _store(self) -> writer.Store:
-        name = identity.qualified_name(self._function)
+        name = self._name
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         default = f"memoize-{re.sub('[^A-Za-z0-9_.]+', '.', name)}-{digest}.zip"
         return writer.store_at(self._path or os.path.join(storage.cache_folder(), default))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from edcache import identity
-from edcache.base import Ints, OptionError, described, shown
+from edcache.base import Ints, MissingSampleError, OptionError
 from edcache.dataset.indexing import Readable
-from edcache.format import KEY_COLUMN, Key, pa, pc
+from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
 
 
 class Keys(Collection[Any]):
@@ -26,7 +26,7 @@ class Keys(Collection[Any]):
         return len(self._dataset)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset.labels.to_list(KEY_COLUMN))
+        return iter(told_keys(self._dataset.labels.to_list(KEY_COLUMN)))
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str | bytes | int | tuple) and positions_of(self._dataset, [key])[0] >= 0
@@ -40,43 +40,25 @@ def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
     return found_keys(dataset, stored_keys(given))
 
 
-def stored_keys(given: Collection[Any]) -> list[Key]:
-    """Return keys as they are stored: text, bytes and ints as they are, of a tuple its text. Raises: OptionError."""
-    if {*map(type, given)} == {str}:
-        return list(given)
-    stored: list[Key] = []
-    for key in given:
-        if isinstance(key, bool) or not isinstance(key, str | bytes | int | tuple | np.integer):
-            raise OptionError(
-                f"{shown_key(key)} is {described(key)}; a key is text, bytes, an int or a tuple of these"
-            )
-        stored.append(
-            repr(key) if isinstance(key, tuple) else int(key) if isinstance(key, np.integer) else key
-        )
-    return stored
-
-
-def shown_key(key: Any) -> str:
-    """Return a short text of a key for an error; of a tuple with its parts."""
-    if type(key) is not tuple:
-        return shown(key)
-    return f"({', '.join(map(shown_key, key))}{',' * (len(key) == 1)})"
-
-
 def found_keys(dataset: Readable[Any], stored: Sequence[Key]) -> Ints:
     """Find positions as `positions_of`, by keys as they are stored."""
     if dataset._selection is None:
         return dataset._root._find_keys(stored)
     # By the column: a view may lack the first of several samples with one key.
     column = dataset.labels.column(KEY_COLUMN)
-    try:
-        wanted = pa.array(stored, column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # of another type
-        return np.array(
-            [found_keys(dataset, [key])[0] if len(stored) > 1 else -1 for key in stored], np.int64
-        )
-    found: Ints = pc.index_in(wanted, column).fill_null(-1).to_numpy().astype(np.int64)
-    return found
+    found: Ints = pc.index_in(_of_type(stored, column.type), column, skip_nulls=True).fill_null(-1).to_numpy()
+    return found.astype(np.int64)
+
+
+def _of_type(stored: Sequence[Key], kind: pa.DataType) -> pa.Array:
+    """Return keys as a column of a type, null in the place of others: 1, "1" and b"1" are three keys."""
+    if pa.types.is_integer(kind):
+        limits = np.iinfo(kind.to_pandas_dtype())
+        fits = [type(key) is int and limits.min <= key <= limits.max for key in stored]
+    else:
+        own = str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else bytes
+        fits = [type(key) is own for key in stored]
+    return pa.array([key if is_one else None for key, is_one in zip(stored, fits, strict=True)], kind)
 
 
 class SourceKeys:
@@ -99,7 +81,14 @@ class SourceKeys:
     def sample_keys(self) -> list[Any]:
         """Return the keys of all samples."""
         if self._is_label:
-            return self._source.labels.to_list(self._key)  # type: ignore[no-any-return]
+            keys: list[Any] = self._source.labels.to_list(self._key)
+            if None in keys:
+                raise MissingSampleError(
+                    f"{self._source!r}: sample {keys.index(None)} is missing, and so is its key; take the others: "
+                    "ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]",
+                    index=keys.index(None),
+                )
+            return keys
         return list(map(self.sample_key, range(len(self._source))))
 
 

@@ -429,8 +429,11 @@ def _published(session: Session) -> int:
     if sealed is not None:
         return sealed[0].present
     # Chunks before an index of another order have other numbers.
-    is_reordered = chain.root is not None and chain.root.is_reordered
-    lost = [one for one in (chain.behind if is_reordered else chain.chunks) if not _is_readable(session, one)]
+    lost = [
+        one
+        for one in (chain.behind if chain.is_reordered else chain.chunks)
+        if not _is_readable(session, one)
+    ]
     cut = format.later_headers(file.pread, file.next_data, chain.cursor.offset, session.size, chain.head.uuid)
     lost += [header for _, header in cut if header.kind == format.CHUNK]
     known = session.index.held()

@@ -20,13 +20,14 @@ from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
-from edcache.dataset.keys import Keys, positions_of, settings_of, shown_key
+from edcache.dataset.keys import Keys, positions_of, settings_of
 from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
+from edcache.format import shown_key
 from edcache.labels import (
     Classes,
     checked_indices,

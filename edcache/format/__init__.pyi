@@ -62,12 +62,17 @@ from .head import pack_head as pack_head
 from .head import read_head as read_head
 from .key_table import KEY_COLUMN as KEY_COLUMN
 from .key_table import KEYS_NAME as KEYS_NAME
+from .key_table import TUPLE_MARK as TUPLE_MARK
 from .key_table import Hashes as Hashes
 from .key_table import Key as Key
 from .key_table import KeyTable as KeyTable
 from .key_table import has_keys as has_keys
 from .key_table import key_hashes as key_hashes
 from .key_table import pack_keys as pack_keys
+from .key_table import shown_key as shown_key
+from .key_table import stored_keys as stored_keys
+from .key_table import told_keys as told_keys
+from .key_table import tuple_text as tuple_text
 from .records import BLOCK_NBYTES as BLOCK_NBYTES
 from .records import COMPRESSED as COMPRESSED
 from .records import MAX_SCHEMAS as MAX_SCHEMAS

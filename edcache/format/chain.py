@@ -137,7 +137,7 @@ class Chain:
         self.cursor = Cursor.behind(last)
 
     def _take_parts(self, parts: list[Header], root: Header) -> None:
-        if parts and root == self.root_header and self.root is not None and not self.root.is_reordered:
+        if parts and root == self.root_header and not self.is_reordered:
             what = f"{root.name} at offset {root.offset:,} has parts, and does not number their samples"
             raise CorruptArchiveError(f"{self.where}: {what}", path=self.where)
         first = self.chunks[-1].number if self.chunks else 0
@@ -165,15 +165,19 @@ class Chain:
             self.origin = replace(self.head, length=length, fingerprint=fingerprint)
         self.failures |= {failure.index: (header.number, failure) for failure in failed}
 
+    @property
+    def is_reordered(self) -> bool:
+        """True if samples have other numbers than in the chunks before the last root."""
+        return self.root is not None and self.root.is_reordered
+
     def forget(self, numbers: Iterable[int]) -> None:
         """Leave out the chunks of these numbers, which a power cut took something from: the rest stands in others."""
         self.has_lost = True
         self.lost |= {*numbers}
         self.chunks = [one for one in self.chunks if one.number not in self.lost]
         self.behind = [one for one in self.behind if one.number not in self.lost]
-        is_reordered = self.root is not None and self.root.is_reordered
-        counting = self.behind if is_reordered else self.chunks
-        known = self.root.length if self.root is not None and is_reordered else 0
+        counting = self.behind if self.is_reordered else self.chunks
+        known = self.root.length if self.root is not None and self.root.is_reordered else 0
         self.end_index = max(known, *(one.end for one in counting), 0)
 
     def _take_root(self, pread: PRead, header: Header, group: int) -> None:

@@ -1,4 +1,7 @@
-"""Table of the keys of an archive: from a key to the number of its sample, by sorted hashes.
+"""Keys as a file has them, and the table of an archive's keys: to the number of a sample, by sorted hashes.
+
+Text, bytes and ints are stored as they are; of a tuple a zero, and its text as Python writes it: 1, "1", b"1" and (1,)
+are four keys.
 
 A payload has three arrays of n items: the upper and the lower half of the hash of each key, rising, u64; and the
 sample, i64. Of a key that several samples have it names the first. Behind them lie the crc32s of blocks of 64 KiB, so
@@ -7,14 +10,15 @@ that a look-up reads and checks what it touches alone.
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterable
-from typing import Final, TypeAlias, cast
+from collections.abc import Collection, Iterable
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import CorruptArchiveError, Ints
+from edcache.base import CorruptArchiveError, Ints, OptionError, described, shown
 from edcache.format.arrays import is_text, pa
 from edcache.format.entries import crc32
 from edcache.format.records import BLOCK_NBYTES, behind_nbytes, block_crc32s
@@ -23,9 +27,65 @@ KEYS_NAME: Final = "index.keys"
 KEY_COLUMN: Final = "key"
 """Label column whose values, texts, bytes or integers, are found by the table."""
 
+TUPLE_MARK: Final = "\0"
+"""Begins the text of a tuple. A text that begins so is taken for one."""
+
 Key: TypeAlias = str | bytes | int
 Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 _HALVES: Final = np.dtype([("upper", ">u8"), ("lower", ">u8")])
+
+
+def stored_keys(given: Collection[object]) -> list[Key]:
+    """Return keys as they are stored. Raises: OptionError, one is no key, or a part of one is none."""
+    if {*map(type, given)} == {str}:
+        return list(given)  # type: ignore[arg-type]
+    stored: list[Key] = []
+    for key in given:
+        plain = _plain(key, key)
+        stored.append(tuple_text(plain) if isinstance(plain, tuple) else plain)
+    return stored
+
+
+def tuple_text(parts: tuple[Any, ...]) -> str:
+    """Return a tuple of plain values as it is stored: in ASCII, as newer releases of Python print more letters."""
+    return TUPLE_MARK + ascii(parts)
+
+
+def told_keys(stored: Iterable[Key]) -> list[Any]:
+    """Return stored keys as they were given."""
+    return [_told(key) if isinstance(key, str) and key.startswith(TUPLE_MARK) else key for key in stored]
+
+
+def shown_key(key: object) -> str:
+    """Return a short text of a key for an error; of a tuple with its parts."""
+    if isinstance(key, str) and key.startswith(TUPLE_MARK):
+        key = _told(key)
+    if not isinstance(key, tuple):
+        return shown(key)
+    return f"({', '.join(map(shown_key, key))}{',' * (len(key) == 1)})"
+
+
+def _told(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.removeprefix(TUPLE_MARK))
+    except (SyntaxError, ValueError):  # no text of a tuple, or one of memoize with an infinite number in it
+        return text
+
+
+def _plain(part: object, key: object) -> Any:
+    """Return a key, or a part of one, in types of Python: of text from numpy, or of an enum, the bare text."""
+    if isinstance(part, tuple):
+        return tuple(_plain(one, key) for one in part)
+    if isinstance(part, str):
+        return str.__str__(part)
+    if isinstance(part, bytes):
+        return bytes(part)
+    if isinstance(part, int | np.integer) and not isinstance(part, bool):
+        return int(part)
+    whose = "" if part is key else f"the part {shown(part)} of the key "
+    raise OptionError(
+        f"{whose}{shown_key(key)} is {described(part)}; a key is text, bytes, an int or a tuple of these"
+    )
 
 
 def has_keys(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-from .code import modules_named_by as modules_named_by
+from .code import reached_from as reached_from
 from .recipe import Difference as Difference
 from .recipe import Recipe as Recipe
 from .recipe import compare as compare

@@ -61,13 +61,13 @@ def is_of_library(name: str | None) -> bool:
     return is_library(file or _OWN)
 
 
-def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
+def code_of(reached: Iterable[Any], nbytes: int) -> dict[str, str]:
     """Digest functions and classes, and the user's code that they name, by qualified names without their modules.
 
     The first ones have their names in the result, up to about `nbytes` of JSON; "others" is a digest of the rest.
     """
     digests: dict[str, str] = {}
-    for thing in _reached_from(things):
+    for thing in reached:
         kind = type(thing)
         if issubclass(kind, types.FunctionType | types.GeneratorType):
             code = _code_of(thing)
@@ -90,14 +90,9 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
     return kept
 
 
-def modules_named_by(things: Iterable[Any]) -> list[torch.nn.Module]:
-    """List the modules of torch that functions and classes name, or code that these name."""
-    return [thing for thing in _reached_from(things) if issubclass(type(thing), torch.nn.Module)]
-
-
-def _reached_from(things: Iterable[Any]) -> Iterator[Any]:
-    """Yield functions and classes of the user, and modules of torch, each once."""
-    waiting, seen = [*things], set[int]()
+def reached_from(things: Iterable[Any]) -> list[Any]:
+    """List functions and classes of the user, and modules of torch, that things are and their code names, each once."""
+    waiting, seen, reached = [*things], set[int](), list[Any]()
     for thing in waiting:
         if id(thing) in seen or len(seen) > _MOST_THINGS:
             continue
@@ -105,17 +100,18 @@ def _reached_from(things: Iterable[Any]) -> Iterator[Any]:
         kind = type(thing)
         if issubclass(kind, types.FunctionType | types.GeneratorType):
             if not is_library(_code_of(thing).co_filename):
-                yield thing
+                reached.append(thing)
                 waiting += [value for _, value in _named(thing)] if kind is types.FunctionType else []
         elif issubclass(kind, type):
             if not is_of_library(_attributes(thing).get("__module__")):
-                yield thing
+                reached.append(thing)
                 waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
         elif issubclass(kind, torch.nn.Module):
-            yield thing
+            reached.append(thing)
             waiting.append(kind)
         else:
             waiting += _functions_in(thing)
+    return reached
 
 
 def _code_of(thing: Any) -> types.CodeType:

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 
 from edcache.base import OptionError, named
-from edcache.identity.code import code_of, modules_named_by
-from edcache.identity.settings import LONG, Settings, digest_of, is_empty, name_of, parts_of, shortened
+from edcache.identity.code import code_of, reached_from
+from edcache.identity.settings import LONG, Parts, Settings, digest_of, is_empty, name_of, parts_of, shortened
 
 _MOST_LEAVES: Final = 32
 _SETTINGS_NBYTES: Final = 2_000
@@ -132,9 +132,10 @@ def recipe_of_call(
             asked += json.dumps(exact)
         if asked:
             asks[f"argument {name}"] = digest_of(asked)
-    settings |= _weights([factory, *walk.met.values()], walk)
+    reached = reached_from([factory, *walk.met.values()])
+    settings |= _weights(reached, walk)
     settings["version"] = Settings().describe(version).exact
-    code = code_of([factory, *walk.met.values()], _CODE_NBYTES) if version is None else {}
+    code = code_of(reached, _CODE_NBYTES) if version is None else {}
     again = functools.partial(recipe_of_call, factory, arguments, version)
     return Recipe(settings, asks, code, again=again)
 
@@ -176,16 +177,16 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     if call is not None:
         named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
         settings, asks = {**call.settings, **_described(named, walk)[0]}, call.asks
-        code = {**call.code, **code_of([source], _CODE_NBYTES)}
+        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES)}
         code = code if call.settings["version"] is None else {}
     else:
         name = name_of(type(source)) + (f" {source.__qualname__}" if is_generator else "")
         exact, asks = _described(leaves, walk)
         held = [leaf.value for leaf in leaves.values()]
         met = [one if isinstance(one, type | types.FunctionType) else type(one) for one in held]
-        things = [source, *met, *walk.met.values()]
-        settings = {"type": name, **(more or {}), **exact, **_weights(things, walk)}
-        code = code_of(things, _CODE_NBYTES)
+        reached = reached_from([source, *met, *walk.met.values()])
+        settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
+        code = code_of(reached, _CODE_NBYTES)
     again = None if call is None else call.again
     made = Recipe(settings, asks, code, None if is_keyed else count, columns, roots, again)
     _ = made.texts  # of now: the source may change them
@@ -209,11 +210,12 @@ def _described(leaves: Mapping[str, _Leaf], walk: Settings) -> tuple[dict[str, A
     return settings, asks
 
 
-def _weights(things: Sequence[Any], walk: Settings) -> dict[str, Any]:
-    """Describe the modules of torch in global variables that code names, and code that this names, by class."""
+def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
+    """Describe the modules of torch that code names, and code that this names, by class."""
     texts: dict[str, list[str]] = {}
-    for module in modules_named_by([thing for thing in things if not isinstance(thing, torch.nn.Module)]):
-        texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(module)))
+    for module in reached:
+        if isinstance(module, torch.nn.Module):
+            texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(module)))
     return {f"weights of {name}": shortened(", ".join(parts)) for name, parts in texts.items()}
 
 
@@ -269,49 +271,64 @@ def _leaves(source: Any, count: int | None, has_versions: bool) -> dict[str, _Le
 
     has_versions: True leaves out what they tell.
     """
-    waiting = [*_children("", _Leaf(source, True, False), has_versions)] or _content(source)
+    root = _Leaf(source, True, False)
+    waiting, seen = [*_children("", root, has_versions)[1]], {id(source)}
+    if not waiting and (
+        type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
+    ):
+        return {"content": root._replace(is_column=_has_items(source, count, has_versions))}
     leaves: dict[str, _Leaf] = {}
-    seen = {id(source)}
     for name, leaf in waiting:
-        value = leaf.value
         if name == "in_memory_keys":  # they name labels
             continue
-        is_column = not leaf.is_fixed and _has_items(value, count, has_versions)
+        is_column = not leaf.is_fixed and _has_items(leaf.value, count, has_versions)
         leaves[name] = leaf._replace(is_column=is_column)
-        if is_column or id(value) in seen or len(waiting) > _MOST_LEAVES:
+        if is_column or id(leaf.value) in seen or len(waiting) > _MOST_LEAVES:
             continue
-        children = [*_children(name, leaf, has_versions)]
+        word, children = _children(name, leaf, has_versions)
         if children and len(waiting) + len(children) <= _MOST_LEAVES:
-            seen.add(id(value))
-            if has_versions and children[0][1].is_told:  # what it is, is told with its samples
+            seen.add(id(leaf.value))
+            leaves[name] = leaf._replace(word=word)
+            if (
+                has_versions and children[0][1].is_told
+            ):  # its class may be another one: a cache, and a view of it
                 del leaves[name]
-            else:
-                leaves[name] = leaf._replace(word=_word_of(value))
             waiting += children
     return leaves
 
 
-def _content(source: Any) -> list[tuple[str, _Leaf]]:
-    """Return the one leaf of a source that is a plain value, an array or a container."""
-    is_value = type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
-    return [("content", _Leaf(source, True, False))] if is_value else []
+def _children(name: str, leaf: _Leaf, has_versions: bool) -> tuple[str, list[tuple[str, _Leaf]]]:
+    """Return the attributes of an object, or the items of a short list or dict of objects, by full names.
 
-
-def _children(name: str, leaf: _Leaf, has_versions: bool) -> Iterator[tuple[str, _Leaf]]:
-    """Yield the attributes of an object, or the items of a short list or dict of objects, by full names."""
+    Returns: the word for the object itself, and these.
+    """
     dot, value = f"{name}." if name else "", leaf.value
-    if type(value) in (dict, list, tuple):
-        items = dict(value) if type(value) is dict else dict(enumerate(value[:_MOST_LEAVES]))
-        if name and len(value) < _MOST_LEAVES and any(_has_parts(part) for part in items.values()):
-            yield from ((f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items())
-    elif _has_parts(value):
+    kind = type(value)
+    if kind in (dict, list, tuple):
+        items = dict(value) if kind is dict else dict(enumerate(value[:_MOST_LEAVES]))
+        is_short = name and len(value) < _MOST_LEAVES
+        if not is_short or all(_parts(part) is None for part in items.values()):
+            return "", []
+        return kind.__name__, [(f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items()]
+    parts = _parts(value)
+    if parts is None:
+        return "", []
+    is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
+    is_told, left = leaf.is_told or parts.is_told, parts.columns if has_versions else ()
+    exact = [(key, part) for key, part in parts.exact.items() if key not in left]
+    children = [(f"{dot}{key}", _Leaf(part, leaf.is_exact, is_told, is_fixed)) for key, part in exact]
+    asking = [(f"{dot}{key}", _Leaf(part, False, False, is_fixed)) for key, part in parts.asking.items()]
+    return parts.word, children + asking
+
+
+def _parts(value: Any) -> Parts | None:
+    """Return the parts of an object; None of a plain value, a container, an array, and of what has none."""
+    if type(value) in _NO_LEAVES or isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        return None
+    with suppress(Exception):  # of the user's class
         parts = parts_of(value)
-        is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
-        for key, part in parts.exact.items():
-            if not (has_versions and key in parts.columns):
-                yield f"{dot}{key}", _Leaf(part, leaf.is_exact, leaf.is_told or parts.is_told, is_fixed)
-        for key, part in parts.asking.items():
-            yield f"{dot}{key}", _Leaf(part, False, False, is_fixed)
+        return parts if parts.exact or parts.asking else None
+    return None
 
 
 def _is_dataset(value: Any) -> bool:
@@ -319,19 +336,6 @@ def _is_dataset(value: Any) -> bool:
     return (
         hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not isinstance(value, torch.nn.Module)
     )
-
-
-def _has_parts(value: Any) -> bool:
-    if type(value) in _NO_LEAVES or isinstance(value, np.ndarray | np.generic | torch.Tensor):
-        return False
-    with suppress(Exception):  # of the user's class
-        parts = parts_of(value)
-        return bool(parts.exact or parts.asking)
-    return False
-
-
-def _word_of(value: Any) -> str:
-    return type(value).__name__ if type(value) in _NO_LEAVES else parts_of(value).word
 
 
 def _has_items(value: Any, count: int | None, has_versions: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from edcache.base import OptionError, SampleIndexError, warn
 from edcache.codec import Decode, ImageFile
 
 _EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_FRESH_SECONDS: Final = 1.0
 
 
 def image_folder(root: str | os.PathLike[str], decode: Decode = "pil") -> ImageFolder:
@@ -48,6 +50,8 @@ def _class_name(sample: dict[str, Any]) -> str:
 class ImageFolder(Dataset[dict[str, Any]]):
     """Dataset of `image_folder`."""
 
+    # When the states of all files were asked for the fingerprint, and these: a cache asks for versions next.
+    _seen: tuple[float, list[tuple[int, int]]] | None = None
     in_memory_keys: ClassVar[dict[str, Any]] = {"label": "label", "path": "path", "class_name": _class_name}
 
     def __init__(self, root: str | os.PathLike[str], decode: Decode) -> None:
@@ -93,20 +97,30 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
     def sample_version(self, index: int) -> tuple[int, int, int]:
         """Return size and time of a file, and its label: if one of them changes, the image is cached anew."""
-        size, time = -1, -1
-        with suppress(OSError):  # it was deleted since
-            stat = os.stat(os.path.join(self.folder, *self.paths[index].split("/")))
-            size, time = stat.st_size, stat.st_mtime_ns
-        return size, time, self._labels[index]
+        return *self._state(self.paths[index]), self._labels[index]
+
+    def sample_versions(self) -> list[tuple[int, int, int]]:
+        """Return the versions of all images."""
+        seen, self._seen = self._seen, None
+        is_fresh = seen is not None and time.monotonic() - seen[0] < _FRESH_SECONDS
+        states = seen[1] if seen is not None and is_fresh else map(self._state, self.paths)
+        return [(*state, label) for state, label in zip(states, self._labels, strict=True)]
+
+    def _state(self, path: str) -> tuple[int, int]:
+        """Return size and time of a file; -1 if it was deleted since."""
+        with suppress(OSError):
+            stat = os.stat(os.path.join(self.folder, *path.split("/")))
+            return stat.st_size, stat.st_mtime_ns
+        return -1, -1
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Identify the source by its files and the decoding.
 
         Names, sizes and times are of each file: a source that holds this one, and gives no keys, is made of them.
         """
-        stats = np.array([self.sample_version(index)[:2] for index in range(len(self))], np.int64).reshape(
-            -1, 2
-        )
+        states = [*map(self._state, self.paths)]
+        self._seen = time.monotonic(), states
+        stats = np.array(states, np.int64).reshape(-1, 2)
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
         return {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}

@@ -121,6 +121,8 @@ class Appender:
         self._has_unsynced = False
         # A sync failed: all writes since the last one are in doubt.
         self._is_failed = False
+        # As of the chain, when this process opened the archive.
+        self._was_reordered = False
 
     @classmethod
     def open(
@@ -156,6 +158,7 @@ class Appender:
                     storage.sync_directory(os.path.dirname(name))
                 appender = cls(file, *format.read_head(file.pread, name), sync)
                 appender._recover()
+                appender._was_reordered = appender.chain.is_reordered
                 if joins:
                     appender.claims.join_fillers()
         except BaseException:
@@ -336,6 +339,7 @@ class Appender:
         archive again tells.
         """
         with self.appending():
+            check_order(self.chain, self._was_reordered)
             self._append(chunk, max_bytes)
 
     def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:
@@ -375,6 +379,7 @@ class Appender:
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self.appending():
+            check_order(self.chain, self._was_reordered)
             self._amend(changes)
 
     def _amend(self, changes: Mapping[str, object]) -> None:
@@ -468,6 +473,16 @@ class Appender:
                 self.sync()
         finally:
             self.file.close()
+
+
+def check_order(chain: Chain, was_reordered: bool) -> None:
+    """Raise StaleArchiveError if another process gave samples other numbers than this one counts by."""
+    if chain.is_reordered and not was_reordered:
+        raise StaleArchiveError(
+            f"{chain.where}: another process has put its samples into another order, while it was open for appending; "
+            "open it again",
+            path=chain.where,
+        )
 
 
 def recover(path: str) -> bool:

@@ -177,13 +177,15 @@ class Crew:
         """Count a worker that ended while it computed `size` samples; SourceError if many did that computed none."""
         ending = _ending(exitcode)
         if index >= 0 and size > 1:
-            logger.warning("%s: the process that computed %d samples ended (%s)", self._path, size, ending)
+            text = f"{self._path}: the process that computed {size} samples ended ({ending})"
+            logger.warning("%s", self._job.told(text))
             self._suspect(index)
             return
         self._deaths[index] += 1
         count = self._deaths[index]
         if index >= 0:
-            logger.warning("%s: the process that computed sample %d ended (%s)", self._path, index, ending)
+            text = f"{self._path}: the process that computed sample {index} ended ({ending})"
+            logger.warning("%s", self._job.told(text, index))
             if count == _DEATHS:
                 self._set_aside(index, "SourceError", f"ended its process {count} times ({ending})")
         elif count > _DEATHS * self._size:
@@ -195,7 +197,8 @@ class Crew:
 
     def _set_aside(self, index: int, error: str, text: str) -> None:
         """Record a sample as failed, so that no worker begins it again."""
-        failure = Failure(index, self._options.on_error == "skip_final", error, f"sample {index} {text}", "")
+        text = self._job.told(f"sample {index} {text}", index)
+        failure = Failure(index, self._options.on_error == "skip_final", error, text, "")
         self._failures.append(failure.message)
         self._appender.amend(failed=[failure.to_json()])
 

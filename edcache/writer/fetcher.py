@@ -67,7 +67,7 @@ class Fetcher:
         if self._ask is None or self._job.suspects.intersection(indices):
             parts: Iterable[tuple[list[int], Columns | list[Any] | None]] = (([k], None) for k in indices)
         else:
-            parts = _parts(self._job.path, self._ask, indices, self._before, self._after)
+            parts = _parts(self._job, self._ask, indices, self._before, self._after)
         for part, made in parts:
             if made is None:
                 self._compute_one(*part)
@@ -122,7 +122,7 @@ def samples_of(job: Job, indices: list[int]) -> Iterator[Any]:
     if ask is None:
         yield from map(job.compute, indices)
         return
-    for part, made in _parts(job.path, ask, indices):
+    for part, made in _parts(job, ask, indices):
         if made is None:
             yield job.compute(*part)
         else:
@@ -141,15 +141,14 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     if stored is None and identity.holds_generator(job.source):
         least = identity.MOST_DRAWS
-    # Without repeats of its keys it is a Subset.
-    described = job.source if job.order is None else getattr(job.source, "dataset", job.source)
+    described = job.source.dataset if job.is_part else job.source
     before = identity.recipe_of(described) if stored is None else None
     again = identity.recompute(ways[:least], job.head.codec, least, stored)
     return again if before is None else again._replace(state=before.changed(identity.recipe_of(described)))
 
 
 def _parts(
-    path: str,
+    job: Job,
     ask: Ask,
     indices: list[int],
     before: Before = lambda index, count: None,
@@ -170,7 +169,7 @@ def _parts(
             raise
         is_halved = len(indices) > 1 and _is_want_of_memory(error)
         if len(indices) > 1 and not is_halved:
-            _warn_of(error, path, indices)
+            _warn_of(error, job, indices)
     finally:
         after(0, 0)
     # Here no error holds the memory of the batch any more.
@@ -178,8 +177,8 @@ def _parts(
         yield indices, made
     elif is_halved:
         half = len(indices) // 2
-        yield from _parts(path, ask, indices[:half], before, after)
-        yield from _parts(path, ask, indices[half:], before, after)
+        yield from _parts(job, ask, indices[:half], before, after)
+        yield from _parts(job, ask, indices[half:], before, after)
     else:
         yield from (([index], None) for index in indices)
 
@@ -195,11 +194,12 @@ def _is_want_of_memory(error: Exception) -> bool:
     )
 
 
-def _warn_of(error: Exception, path: str, indices: list[int]) -> None:
+def _warn_of(error: Exception, job: Job, indices: list[int]) -> None:
     """Warn that a batch raised, of an archive the first time."""
-    what = f"a batch of {len(indices):,} samples, from index {indices[0]} on, raised"
+    what = f"{job.path}: a batch of {len(indices):,} samples, from index {indices[0]} on, raised"
     then = "its samples are computed one by one, as are those of other batches that raise"
-    base.warn(f"{path}: {what} {type(error).__name__}: {text_of(error)}; {then}", once=(_warn_of, path))
+    text = f"{job.told(what, indices[0])} {type(error).__name__}: {text_of(error)}; {then}"
+    base.warn(text, once=(_warn_of, job.path))
 
 
 def _counted(made: Any, count: int) -> Columns | list[Any]:

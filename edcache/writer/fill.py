@@ -100,15 +100,12 @@ def _fill(job: Job) -> None:
             if presence.count and job.order is None:
                 check_before(job)
             _compute(job, appender, presence)
-        if presence.complete:
+        # In the order of the source also without a sample that failed: else others that it repeats were absent.
+        if presence.complete or job.order is not None:
             seal(appender, order=job.order)
-        elif failed := int(np.count_nonzero(presence.state == FAILED)):
-            logger.warning(
-                "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
-                job.path,
-                f"{failed:,}",
-                f"{job.length:,}",
-            )
+        if failed := int(np.count_nonzero(presence.state == FAILED)):
+            text = f"{job.path}: {failed:,} of {job.length:,} {job.told_samples} failed"
+            logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
 
 
 def _compute(job: Job, appender: Appender, presence: Presence) -> None:
@@ -118,11 +115,11 @@ def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     def ending(goes_on: bool = True) -> str:
         with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
             presence.update()
-        return outcome(job.path, presence.count, job.length, goes_on)
+        return job.told(outcome(job.path, presence.count, job.length, goes_on, job.told_samples))
 
     with (
         shown.begin(presence.count, job.length) as progress,
-        errors_with(ending),
+        errors_with(ending, job),
     ):
         _drive(job, appender, presence, progress)
     presence.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -11,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edcache import base, identity, storage
-from edcache.format import MAX_LENGTH, Failure, Head
+from edcache.format import KEY_COLUMN, MAX_LENGTH, Failure, Head, shown_key
 from edcache.identity import Recipe
-from edcache.labels import LabelSpec
+from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
-from edcache.writer.appender import Appender
+from edcache.writer.appender import Appender, check_order
 from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.features import is_stream, of_worker
 from edcache.writer.match import adopt_labels, check_length, check_origin
@@ -38,6 +39,8 @@ class Job:
         recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
         code, asks: names of functions and classes, and of attributes, that are other ones than when the archive was
             begun, and ask for a sample.
+        told_path: of the archive in messages, if `path` is its stage.
+        is_part: True if `source` is a Subset of the user's source, whose indices messages tell.
         again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
@@ -52,6 +55,8 @@ class Job:
     name: str = ""
     order: Order | None = None
     suspects: frozenset[int] = frozenset()
+    told_path: str = ""
+    is_part: bool = False
     recipe: Recipe | None = None
     code: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
@@ -66,6 +71,24 @@ class Job:
         assert self.head.length is not None
         return self.head.length
 
+    def told(self, text: str, index: int | None = None) -> str:
+        """Name in a message the archive by its path, and a sample by its key and its index in the user's source."""
+        text = text.replace(self.path, self.told_path or self.path)
+        keys = self.spec.sources.get(KEY_COLUMN)
+        if index is None or not isinstance(keys, OfIndex):
+            return text
+        name = f"{self.index_in_source(index)} (key {shown_key(keys.values[index])})"
+        return re.sub(rf"\b(sample|index) {index}\b", lambda found: f"{found[1]} {name}", text, count=1)
+
+    @property
+    def told_samples(self) -> str:
+        """Name the samples of this job in messages."""
+        return "new samples" if self.told_path else "samples"
+
+    def index_in_source(self, index: int) -> int:
+        """Return the index of a sample in the user's source."""
+        return int(self.source.indices[index]) if self.is_part else index
+
     def of_worker(self, slot: int) -> Job:
         """Return the job with the source as one worker computes it, if the source tells workers apart."""
         return replace(self, source=of_worker(self.source, slot))
@@ -74,14 +97,15 @@ class Job:
         """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
 
         any_length: True neither compares nor changes the length.
-        Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns.
+        Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
+        StaleArchiveError, another process gave its samples another order since this fill began.
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         try:
             check_origin(self.path, appender.chain.origin, self.recipe)
-            # Sealed in another order, an archive has another length than the fill of its first samples.
-            is_reordered = self.order is not None and appender.chain.sealed
-            if self.head.length is not None and not any_length and not is_reordered:
+            root = appender.chain.root_header
+            check_order(appender.chain, not self.since or root is None or root.number < self.since)
+            if self.head.length is not None and not any_length:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
@@ -143,7 +167,7 @@ class Job:
         try:
             return self.source[index]
         except BaseException as error:
-            reraise_interrupt(error, index)  # which is no failure of the sample
+            reraise_interrupt(error, self.index_in_source(index))  # which is no failure of the sample
             raise refusal(error, index, self.path) from error
 
     @property
@@ -155,7 +179,8 @@ class Job:
         cause = error.__cause__ if isinstance(error, base.SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
-        return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
+        told = text_of(cause) if isinstance(error, base.SourceError) else self.told(text_of(cause), index)
+        return Failure(index, is_final, type(cause).__name__, told, text)
 
 
 def reraise_interrupt(error: BaseException, index: int) -> None:
@@ -183,10 +208,11 @@ def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
 
 
 @contextmanager
-def errors_with(outcome: Callable[[bool], str]) -> Iterator[None]:
+def errors_with(outcome: Callable[[bool], str], job: Job | None = None) -> Iterator[None]:
     """Append the outcome to the text of an EdcacheError or KeyboardInterrupt that the block raises.
 
     outcome: its argument is False after a LabelError, which the same call would raise again.
+    job: names archive and sample in the text.
     """
     try:
         yield
@@ -194,17 +220,22 @@ def errors_with(outcome: Callable[[bool], str]) -> Iterator[None]:
         where = " ".join(["interrupted", *map(str, stop.args[:1])])
         raise KeyboardInterrupt(f"{where}; {outcome(True)}") from None
     except base.EdcacheError as error:
-        error.args = (f"{error}; {outcome(not isinstance(error, base.LabelError))}", *error.args[1:])
+        text = f"{error}; {outcome(not isinstance(error, base.LabelError))}"
+        if job is not None:
+            text = job.told(text, error.index)
+            error.path = job.told_path if error.path == job.path and job.told_path else error.path
+            error.index = None if error.index is None else job.index_in_source(error.index)
+        error.args = (text, *error.args[1:])
         raise
 
 
-def outcome(path: str, kept: int, length: int | None, goes_on: bool = True) -> str:
+def outcome(path: str, kept: int, length: int | None, goes_on: bool = True, samples: str = "samples") -> str:
     """Say how many samples an archive keeps, of its length if that is known, when a fill ends early."""
     if temporary.is_temporary(path):
         return temporary.KEPT
     if storage.is_in_memory(path):
         return f"{path} keeps what was computed as long as another process has it open"
-    text = f"{path} keeps {kept:,} " + ("samples" if length is None else f"of {length:,} samples")
+    text = f"{path} keeps {kept:,} " + (samples if length is None else f"of {length:,} {samples}")
     return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
 
 

@@ -22,12 +22,13 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Subset
 
 from edcache import format, identity, storage
-from edcache.base import Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa, pc
+from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, Key, pa, pc
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
@@ -45,10 +46,10 @@ _STAGE: Final = ".edcache.keys-"
 class Keyed:
     """Keys and versions of the samples of a source.
 
-    Attributes: keys: one for each sample: text, bytes or ints. versions: texts, or None if nothing tells them apart.
+    Attributes: keys: one for each sample, as they are stored. versions: texts, or None if nothing tells them apart.
     """
 
-    def __init__(self, keys: list[Any], versions: list[str] | None) -> None:
+    def __init__(self, keys: list[Key], versions: list[str] | None) -> None:
         self.keys, self.versions = keys, versions
         # Places of the samples in an archive, and its state then, for the second look when the stage is filled.
         self._found: tuple[Cursor | None, Ints] = None, np.empty(0, np.int64)
@@ -58,7 +59,10 @@ class Keyed:
         """Ask a source; None if it names no samples."""
         if not identity.has_method(source, "sample_key"):
             return None
-        keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
+        try:
+            keys = format.stored_keys(_all_of(source, "sample_key"))
+        except OptionError as error:
+            raise error.within("sample_key() of the source") from None
         versions = _versions_of(source, keys)
         if versions is not None and getattr(source, "__edcache_by_key__", False):
             least: dict[Any, str] = {}
@@ -88,17 +92,17 @@ class Keyed:
 
     @once
     def stored(self) -> pa.Array:
-        """Keys as an archive has them. Raises: OptionError, they are of several types, or no keys."""
-        try:
-            keys = pa.array(self.keys, None if self.keys else pa.string())
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise OptionError(f"sample_key() of the source: {error}; give keys of one type") from error
-        if not (format.is_text(keys.type) or pa.types.is_integer(keys.type)) or keys.null_count:
-            kind = "None" if keys.null_count else str(keys.type)
+        """Keys as an archive has them. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
+        kinds = sorted({_kind_of(key) for key in self.keys})
+        if len(kinds) > 1:
             raise OptionError(
-                f"sample_key() of the source returns {kind}; give text, bytes, ints or tuples of these"
+                f"sample_key() of the source returns {' and '.join(kinds)}; give keys of one type"
             )
-        return keys
+        try:
+            return pa.array(self.keys, None if self.keys else pa.string())
+        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
+            remedy = "give ints of 64 bits, and text without lone surrogates"
+            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
 
     @once
     def identities(self) -> pa.Array:
@@ -116,14 +120,26 @@ class Keyed:
         # In the order in which they appear.
         return np.unique(codes, return_index=True)[1], codes.astype(np.int64)
 
-    def check_kind(self, found: pa.DataType, path: str) -> None:
-        """Raise OptionError if the keys of an archive are of another type: 1 and "1" are two keys."""
-        own, other = _kind_of(self.stored.type), _kind_of(found)
-        if own != other and len(self.keys) and not pa.types.is_null(found):
+    def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
+        """Raise OptionError if the keys of an archive are of another type: 1, "1" and ("1",) are three keys."""
+        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1]]
+        kinds = [_kind_of(key) for key in firsts]
+        if len({*kinds}) > 1:
             raise OptionError(
-                f"{path}: its keys are {other}, sample_key() of the source returns {own}; use another path, or pass "
-                "keep_existing=False to build it anew"
+                f"{path}: its keys are {kinds[0]}, sample_key() of the source returns {kinds[1]}; use another path, or "
+                "pass keep_existing=False to build it anew"
             )
+
+    def match(self, keys: pa.Array, versions: pa.Array | None) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Compare with the samples of an archive, by their keys and versions.
+
+        Returns: int64 [n], the first equal one of each sample, -1 for none; and whether the one at its index is equal.
+        """
+        there = _identities(keys, versions)
+        is_here = np.zeros(len(self.keys), np.bool_)
+        both = slice(min(len(self.keys), len(there)))
+        is_here[both] = pc.equal(self.identities[both], there[both]).fill_null(False).to_numpy(False)
+        return pc.index_in(self.identities, there).fill_null(-1).to_numpy(), is_here
 
     def places_in(self, contents: Contents, state: Cursor) -> Ints:
         """Return the number of each sample in an archive: int64 [n], -1 for none. state: of the archive."""
@@ -166,6 +182,8 @@ def _all_of(source: Any, name: str) -> list[Any]:
     try:
         is_bulk = identity.has_method(source, f"{name}s")
         values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
+    except EdcacheError:
+        raise
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
     if len(values) != count:
@@ -182,10 +200,10 @@ def _plain(values: Any) -> Sequence[Any]:
     return [[*identity.Settings().describe(value)] for value in values]
 
 
-def _kind_of(kind: pa.DataType) -> str:
-    if pa.types.is_integer(kind):
-        return "ints"
-    return "text" if pa.types.is_string(kind) or pa.types.is_large_string(kind) else "bytes"
+def _kind_of(key: Key) -> str:
+    if isinstance(key, str):
+        return "tuples" if key.startswith(format.TUPLE_MARK) else "text"
+    return "bytes" if isinstance(key, bytes) else "ints"
 
 
 def _identities(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
@@ -213,9 +231,9 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         if _is_done(chain, keyed):
             return
         is_same = chain.origin.keys_digest == keyed.digest
-        is_first = chain.root is None and (is_same or chain.holds_nothing)
+        is_first, since = chain.root is None and (is_same or chain.holds_nothing), chain.cursor.number
     if is_first:
-        fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
+        fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order, since=since))
         return
     lacking = _publish(job, keyed, None)
     if lacking is not None:
@@ -224,8 +242,15 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
-            fill(stage.job)
-            lacking = _publish(job, keyed, stage)
+            with closing(stage.job.open()) as appender:
+                # From now on no process takes the stage away. One may have, after it published the same samples.
+                appender.file.share(format.LOCK_SESSION)
+                lacking = _publish(job, keyed, None)
+                is_due = lacking is not None and np.array_equal(lacking.todo, stage.samples)
+                if is_due:
+                    fill(stage.job)
+            if is_due or lacking is None:
+                lacking = _publish(job, keyed, stage)
 
 
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -241,7 +266,9 @@ def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
     is_whole = len(indices) == len(keyed.keys)
     source = job.source if is_whole else Subset(job.source, indices.tolist())
     spec = LabelSpec({**job.spec.sources, **keyed.only(indices).columns})
-    return replace(job, source=source, spec=spec, head=replace(job.head, length=len(indices)))
+    return replace(
+        job, source=source, spec=spec, head=replace(job.head, length=len(indices)), is_part=not is_whole
+    )
 
 
 class _Lacking(NamedTuple):
@@ -267,7 +294,7 @@ def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
         path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
         made_by = _fingerprint_of(job, appender.chain.origin)
         head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=made_by)
-    return _Stage(path, replace(part, path=path, head=head), todo)
+    return _Stage(path, replace(part, path=path, head=head, told_path=job.path), todo)
 
 
 def _stages_of(appender: Appender) -> str:
@@ -285,10 +312,11 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         appender.claims.wait(0)  # until the archive is closed: one process publishes at a time
         appender.catch_up()
         if _is_done(appender.chain, keyed):
-            return None  # by another process
+            _remove_stages(appender.path)  # by another process, which left the ones in use
+            return None
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         if KEY_COLUMN in contents.schema.names:
-            keyed.check_kind(contents.schema.field(KEY_COLUMN).type, job.path)
+            keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
         start = max(contents.length, appender.chain.end_index)
         places = keyed.places_in(contents, appender.chain.cursor)
         takeovers, own = list[_Takeover](), _stages_of(appender)
@@ -314,9 +342,17 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         parts = (chunk for one in takeovers for chunk in one.chunks())
         failures = [failure for one in takeovers for failure in one.failures]
         seal(appender, order=Order(places, fingerprint, parts, failures))
-        for path in _stages_at(appender.path):
-            storage.remove(path)
+        _remove_stages(appender.path)
     return None
+
+
+def _remove_stages(path: str) -> None:
+    """Remove the stages of an archive that no process fills."""
+    for stage in _stages_at(path):
+        with closing(storage.File.open(stage, "r")) as file:
+            is_used = file.is_locked(format.LOCK_SESSION, 1)
+        if not is_used:
+            storage.remove(stage)
 
 
 def _stages_at(path: str) -> list[str]:

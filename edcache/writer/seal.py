@@ -166,7 +166,7 @@ def _indexed(chain: Chain, contents: Contents, group: Group, order: Order | None
         failures=sorted(one for one in failures.values() if one.index < length),
         uniform=uniform,
         fingerprint=None if chain.origin is chain.head else chain.origin.fingerprint,
-        is_reordered=order is not None or (chain.root is not None and chain.root.is_reordered),
+        is_reordered=order is not None or chain.is_reordered,
     )
 
 

@@ -1,7 +1,9 @@
 """`KeyedCache`: any number of threads and processes compute each value once, and what is stored stays."""
 
 import copy
+import functools
 import multiprocessing
+import operator
 import os
 import pickle
 import random
@@ -95,13 +97,24 @@ def test_refusals(path):
         cache.get_or_create("a", lambda: 1 / 0)
     with pytest.raises(OptionError, match="2 keys were asked for, and 1 values returned"):
         cache.get_many(["a", "b"], lambda missing: [1])
-    with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
-        cache.get_or_create(1.5, lambda: 1)
+    for wrong in (1.5, ("x", np.arange(2000)), (torch.ones(1),), (None,), ((True,),)):
+        with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
+            cache.get_or_create(wrong, lambda: 1)
     cache.get_or_create("a", lambda: 1)
     with pytest.raises(LabelError):
         cache.get_or_create(5, lambda: 1)
     assert cache.keys() == ["a"]
     assert 5 not in cache
+
+
+def test_a_tuple_is_another_key_than_its_text(path):
+    with KeyedCache(path) as cache:
+        assert cache.get_many([("a", 1), "('a', 1)", ("a", "1")], list) == [("a", 1), "('a', 1)", ("a", "1")]
+        assert cache.get_or_create((np.str_("a"), np.int64(1)), lambda: 1 / 0) == ("a", 1)
+        assert cache.keys() == [("a", 1), "('a', 1)", ("a", "1")]
+    ds = CachedDataset.from_cache(path)
+    for view in (ds, ds[::-1]):
+        assert [view.by_key(key) for key in ds.keys] == [*ds.keys] == cache.keys()
 
 
 def test_after_a_value_that_cannot_be_stored_others_are(path):
@@ -399,13 +412,13 @@ def test_one_plain_argument_is_the_key_itself(path):
     assert f((1, "a")) == (1, "a")
     assert f.many([(2, "b"), "c"]) == [(2, "b"), "c"]
     assert f.cache["a"] == "a"
-    assert sorted(f.cache.keys()) == ["((1, 'a'),)", "((2, 'b'),)", "a", "c"]
+    assert sorted(f.cache.keys(), key=str) == [((1, "a"),), ((2, "b"),), "a", "c"]
 
 
 def test_a_key_function_gets_the_arguments(path):
     calls = []
 
-    @edcache.memoize(path, key=lambda image, scale=1: (float(image.sum()), scale))
+    @edcache.memoize(path, key=lambda image, scale=1: (int(image.sum()), scale))
     def f(image, scale=1):
         calls.append(scale)
         return image * scale
@@ -420,6 +433,78 @@ def test_a_key_function_gets_the_arguments(path):
 
     with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
         g(1)
+
+
+def labelled(text, lang="en"):
+    return f"{lang}:{text}"
+
+
+class Labelled:
+    def __init__(self, lang):
+        self.lang = lang
+
+    def __call__(self, text):
+        return labelled(text, self.lang)
+
+    def label(self, text):
+        return labelled(text, self.lang)
+
+
+def last(lang, text):
+    return labelled(text, lang)
+
+
+@pytest.mark.parametrize(
+    ("make", "is_stale"),
+    [
+        (lambda lang: functools.partial(labelled, lang=lang), False),  # an argument, and so a part of the key
+        (lambda lang: functools.partial(functools.partial(labelled), lang=lang), False),
+        (lambda lang: functools.partial(last, lang), True),
+        (lambda lang: functools.partial(Labelled(lang)), True),
+        (Labelled, True),
+        (lambda lang: Labelled(lang).label, True),
+    ],
+)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_partials_and_objects_are_memoized_by_their_values(path, monkeypatch, make, is_stale, is_named):
+    monkeypatch.setenv("EDCACHE_DIR", str(path.parent / "folder"))
+
+    def memoized(lang):
+        return edcache.memoize(path)(make(lang)) if is_named else edcache.memoize(make(lang))
+
+    one, other = memoized("en"), memoized("de")
+    for _ in range(2):
+        assert (one("x"), one.many(["x", "y"])) == ("en:x", ["en:x", "en:y"])
+    assert one.cache_info() == (4, 2, 2)
+    assert "abel" in repr(one) or "last" in repr(one)
+    if is_stale:
+        with pytest.raises(StaleCacheError, match="'en'.* in the archive, .*'de'.* now"):
+            other("x")
+    else:
+        assert other("x") == "de:x"
+    with pytest.raises(
+        OptionError, match=r'argument "text" of (labelled|last|Labelled(\.label)?)\(\) is a list'
+    ):
+        one(["x"])
+    with pytest.raises((TypeError, pickle.PicklingError), match="pickle"):
+        pickle.dumps(one)
+
+
+def test_keywords_of_a_partial_count_where_a_key_does_not_have_them(path):
+    one, other = (
+        edcache.memoize(path, key=lambda text: text)(functools.partial(labelled, lang=lang))
+        for lang in ("en", "de")
+    )
+    assert one("x") == "en:x"
+    with pytest.raises(StaleCacheError, match="lang: 'en' in the archive, 'de' now"):
+        other("x")
+
+
+@pytest.mark.parametrize("function", [max, operator.itemgetter(0), int])
+def test_a_function_without_a_signature_is_refused(path, function):
+    with pytest.raises(OptionError, match="memoize: .*signature.*; give a function that calls it"):
+        edcache.memoize(path)(function)
+    assert edcache.memoize(path)(len)("abc") == 3
 
 
 def test_hits_and_misses_are_counted_and_a_clear_begins_anew(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 
 import pictures
 import pytest
@@ -220,7 +221,7 @@ def test_a_file_that_goes_while_it_is_cached_fails_its_sample(root, path):
     ds = CachedDataset(source, path, on_error="skip")
     assert [e.index for e in ds.errors] == [1]
     assert (
-        f"sample 1: sample[\"image\"]: cannot store image file '{root / PATHS[1]}' (No such file"
+        f"sample 1 (key 'cat/2.png'): sample[\"image\"]: cannot store image file '{root / PATHS[1]}' (No such file"
         in ds.errors[0].message
     )
 
@@ -241,3 +242,24 @@ def test_what_is_no_tree_of_classes_is_refused(root, tmp_path):
         image_folder(root / "dog")
     with pytest.raises(OptionError, match="decode='jpg'"):
         image_folder(root, decode="jpg")
+
+
+def test_each_file_is_asked_for_its_size_and_time_once_in_a_call(root, path, monkeypatch):
+    asked, ask = [], os.stat
+
+    def stat(name, *arguments, **keywords):
+        asked.append(str(name))
+        return ask(name, *arguments, **keywords)
+
+    source = image_folder(root)
+    files = sorted(str(root / name) for name in source.paths)
+    monkeypatch.setattr(os, "stat", stat)
+    for _ in range(2):
+        CachedDataset(source, path, progress=False, spot_check=False)
+        assert sorted(name for name in asked if name in files) == files
+        asked.clear()
+    # A call that follows at once looks again.
+    Path(files[0]).write_bytes(Path(files[1]).read_bytes())
+    assert edcache.changes(CachedDataset.from_cache(path), source).changed.tolist() == [0]
+    ds = CachedDataset(source, path, progress=False, spot_check=False)
+    assert edcache.changes(ds, source).changed.tolist() == []

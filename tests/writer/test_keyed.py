@@ -4,10 +4,12 @@ import enum
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -17,8 +19,8 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, CacheWriter, OptionError, StaleCacheError
-from edcache.errors import CorruptArchiveError, UnknownLabelError
+from edcache import CachedDataset, CacheWriter, EdcacheError, OptionError, StaleCacheError
+from edcache.errors import CorruptArchiveError, MissingSampleError, UnknownLabelError
 from edcache.reader import Reader
 from edcache.writer import keyed
 from tests.conformance import reference
@@ -173,10 +175,18 @@ def test_without_a_version_the_values_of_a_sample_tell_that_it_changed(tmp_path,
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ([1, "a", 2], "give keys of one type"),
-        ([1.5, 2.5, 3.5], "returns double; give text, bytes, ints or tuples"),
-        ([None, "a", "b"], "returns None"),
-        ([2**70, 1, 2], "give keys of one type"),
+        ([1, "a", 2], "returns ints and text; give keys of one type"),
+        ([b"a", "a", "b"], "returns bytes and text; give keys of one type"),
+        (["('a',)", ("a",), ("b",)], "returns text and tuples; give keys of one type"),
+        ([1.5, 2.5, 3.5], r"1\.5 is a float \(1\.5\); a key is text, bytes, an int or a tuple of these"),
+        ([None, "a", "b"], "None is None; a key is text"),
+        ([2**70, 1, 2], "give ints of 64 bits"),
+        (["\ud800", "a", "b"], "text without lone surrogates"),
+        ([("a", np.arange(3)), (), ()], r"the part <ndarray> of the key \('a', <ndarray>\) is a ndarray of"),
+        ([("a", (torch.ones(1),)), (), ()], r"the part <Tensor> of the key \('a', \(<Tensor>,\)\) is"),
+        ([(), ("a", 1.5), ()], r"the part 1\.5 of the key \('a', 1\.5\) is a float"),
+        ([(), (None,), ()], r"the part None of the key \(None,\) is None"),
+        ([(), (True, 1), ()], r"the part True of the key \(True, 1\) is a bool"),
     ],
 )
 def test_keys_are_of_one_type(tmp_path, log, keys, message):
@@ -187,7 +197,13 @@ def test_keys_are_of_one_type(tmp_path, log, keys, message):
 
 
 @pytest.mark.parametrize(
-    "keys", [[b"\xff", b"", b"\0a"], [-(2**63), 2**63 - 1, 0], [(1, "a"), (1, "b"), (1, "a", 2)]]
+    "keys",
+    [
+        [b"\xff", b"", b"\0a"],
+        [-(2**63), 2**63 - 1, 0],
+        [(1, "a"), (1, "b"), (1, "a", 2)],
+        [("\0é\ud800", (b"\xff", ((), -(2**70)))), ("",), (b"",)],
+    ],
 )
 def test_keys_of_each_kind_are_found(tmp_path, log, keys):
     source = Named(log, ["a", "b", "c"])
@@ -196,8 +212,11 @@ def test_keys_of_each_kind_are_found(tmp_path, log, keys):
     ds = CachedDataset.from_cache(ds.path)
     assert [ds.by_key(key)["name"] for key in keys] == ["a", "b", "c"]
     assert ds.indices_of(keys[::-1]).tolist() == [2, 1, 0]
-    for other in ("a", b"a", 5, (1,), ()):
-        assert other not in ds.keys
+    assert list(ds.keys) == keys
+    for view in (ds, ds[::-1]):
+        assert all(key in view.keys for key in keys)
+        for other in ("a", b"a", 5, (1,), (), *map(str, keys), *(str(key).encode() for key in keys)):
+            assert other not in view.keys
     with pytest.raises(UnknownLabelError, match="has the key 'nobody'"):
         ds.by_key("nobody")
     with pytest.raises(UnknownLabelError, match=r"has the key \(7, \('b',\)\)"):
@@ -407,6 +426,199 @@ def test_a_list_with_keys_is_a_source(tmp_path):
         [],
     )
     assert list(CachedDataset(rows, path, progress=False)) == rows
+
+
+@pytest.mark.parametrize("revisions", [[1, 2, 1, 1], [1, 1, 1, 1], [1, 1, 2, 2]])
+def test_a_source_that_repeats_its_keys_and_did_not_change_has_no_changes(path, revisions):
+    class Repeated(Named):
+        def __init__(self, names, revisions):
+            self.names, self.revisions, self.setting, self._log = names, revisions, 1000, os.devnull
+
+    source = Repeated(["a", "a", "b", "a"], revisions)
+    ds = filled(source, path)
+    told = edcache.changes(ds, source)
+    assert str(told) == "0 new\n0 changed\n0 moved\n0 gone"
+    other = Repeated(["c", "a", "a", "b"], [0, revisions[0], 5, revisions[2]])
+    assert str(edcache.changes(ds, other)).splitlines()[::3] == ["1 new: 'c'", "0 gone"]
+    assert edcache.changes(ds, other).changed.tolist() == [2]
+    filled(other, path)
+    assert str(edcache.changes(CachedDataset.from_cache(path), other)) == str(told)
+
+
+def test_changes_of_an_empty_archive_are_all_new(path, log):
+    ds = filled(Named(log, []), path)
+    assert str(edcache.changes(ds, Named(log, "ab"))) == "2 new: 'a', 'b'\n0 changed\n0 moved\n0 gone"
+    filled(Named(log, "ab"), path)
+    assert edcache.changes(CachedDataset.from_cache(path), Named(log, [])).gone.tolist() == [0, 1]
+
+
+class Broken(Bulk):
+    """One whose sample "bad" raises, hangs, kills its process, cannot be stored, or has no label."""
+
+    bad = "raises"
+
+    def __getitem__(self, index):
+        if self.names[index] != "bad":
+            return super().__getitem__(index)
+        if self.bad == "raises":
+            raise ValueError("no such index 0")
+        if self.bad == "hangs":
+            time.sleep(60)
+        if self.bad == "dies":
+            os._exit(3)
+        return {"x": object(), "label": 1} if self.bad == "stores" else {"x": 1}
+
+
+BAD = {
+    "raises": r"the source raised at index 6 \(key 'bad'\): ValueError: no such index 0; ",
+    "hangs": r"sample 6 \(key 'bad'\) took longer than timeout=0.5",
+    "dies": r"sample 6 \(key 'bad'\) ended its process 3 times",
+    "stores": r"sample 6 \(key 'bad'\): sample\[\"x\"\]: cannot store",
+    "labels": r"label \"label\": sample 6 \(key 'bad'\) has no field",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("names", [[], ["k0"], [*"aabbcd"]], ids=["new", "again", "repeated"])
+def test_errors_name_the_archive_and_the_sample_of_the_source(path, log, bad, on_error, names, caplog):
+    source = type("Broken", (Broken,), {"bad": bad})
+    options = {
+        "on_error": on_error,
+        "num_workers": 2 if bad == "dies" else 0,
+        "multiprocessing_context": "fork",
+    }
+    options |= {"timeout": 0.5} if bad == "hangs" else {}
+    if len(names) == 1:
+        filled(source(log, names), path, fingerprint=False)
+    source = source(log, [*(names if len(names) > 1 else [f"k{i}" for i in range(6)]), "bad"])
+
+    def fill():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return filled(source, path, fingerprint=False, **options)
+
+    if on_error == "raise":
+        with pytest.raises(EdcacheError, match=f"^{path}: .*{BAD[bad]}") as caught:
+            fill()
+        assert (caught.value.path, "edcache.keys" in str(caught.value)) == (str(path), False)
+        assert caught.value.index == (None if bad == "dies" else 6)
+    else:
+        ds = fill()
+        (failure,) = ds.errors
+        assert failure.index == 6
+        text = (
+            BAD[bad]
+            .removeprefix(r"the source raised at index 6 \(key 'bad'\): ValueError: ")
+            .removesuffix("; ")
+        )
+        assert re.search(text, failure.message)
+        assert (len(ds), ds.missing.tolist()) == (7, [6])
+        assert [ds[i]["name"] for i in range(6)] == source.names[:6]
+    assert "edcache.keys" not in caplog.text
+    assert bad != "dies" or f"{path}: the process that computed sample 6 (key 'bad') ended" in caplog.text
+
+
+def test_a_batch_that_raises_is_named_by_the_source(path, log):
+    filled(Bulk(log, "abc"), path)
+    source = type("Bulk", (Broken,), {"__getitems__": Bulk.__getitems__})(log, [*"abc", "d", "bad"])
+    with pytest.warns(
+        RuntimeWarning, match=rf"^{path}: a batch of 2 samples, from index 3 \(key 'd'\) on, raised"
+    ):
+        filled(source, path, fingerprint=False, on_error="skip", batch_size=2)
+
+
+def test_a_map_of_samples_that_are_missing_names_one(path, log):
+    ds = filled(Broken(log, ["a", "bad", "b"]), path, on_error="skip")
+    other = path.with_name("m.zip")
+    with pytest.raises(
+        MissingSampleError, match=r"a\.zip.*: sample 1 is missing, and so is its key; take the others"
+    ):
+        edcache.map(lambda sample: sample, ds, other, progress=False, on_error="skip")
+    there = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
+    assert list(edcache.map(lambda sample: sample, there, other, progress=False).keys) == ["a", "b"]
+
+
+def test_samples_that_repeat_are_there_beside_one_that_failed(path, log):
+    names = [*"aab", "bad", "b", "bad", "c"]
+    for _ in range(2):
+        ds = filled(Broken(log, names), path, on_error="skip")
+        assert [ds[i]["name"] for i in (0, 1, 2, 4, 6)] == [*"aabbc"]
+        assert (len(ds), ds.missing.tolist(), [one.index for one in ds.errors]) == (7, [3, 5], [3, 5])
+        assert list(ds.keys) == ["a", "a", "b", None, "b", None, "c"]
+        assert take_calls(log) == ([*"abc"] if _ == 0 else [])
+    sound = type("Broken", (Named,), {})
+    check(filled(sound(log, names), path), names, {})
+    assert take_calls(log) == ["bad"]
+
+
+def test_a_fill_whose_archive_gets_another_order_meanwhile_begins_again(path, log):
+    class Disturbed(Named):
+        def __getitem__(self, index):
+            if self.names[index] == "d" and not disturbed:
+                disturbed.append(1)
+                filled(Named(log, ["x", "b"]), path, fingerprint=False)
+            return super().__getitem__(index)
+
+    disturbed = []
+    names = [*"abcdef"]
+    check(filled(Disturbed(log, names), path, fingerprint=False, chunk_size=1), names, {})
+    assert disturbed
+    assert edcache.verify(path).problems == []
+
+
+def test_what_another_process_published_meanwhile_is_not_computed_again(path, log, monkeypatch):
+    filled(Named(log, "ab"), path)
+    begin, begun = keyed._stage, []
+
+    def late(*arguments):
+        if not begun:
+            begun.append(1)
+            filled(Named(log, "abcd"), path)
+        return begin(*arguments)
+
+    monkeypatch.setattr(keyed, "_stage", late)
+    take_calls(log)
+    check(filled(Named(log, "abcd"), path), "abcd", {})
+    assert take_calls(log) == ["c", "d"]
+    assert sorted(path.parent.iterdir()) == [path, log]
+
+
+_AGAIN = """
+import os, sys, time
+import edcache
+from tests.writer.test_keyed import Named
+
+class Slow(Named):
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    log, path, meeting, workers = sys.argv[1:]
+    options = {"in_memory_keys": ["label"], "num_workers": int(workers), "spot_check": False}
+    for turn in range(1, 13):
+        open(f"{meeting}/{turn}-{os.getpid()}", "w").close()
+        while sum(name.startswith(f"{turn}-") for name in os.listdir(meeting)) < 3:
+            time.sleep(0.001)
+        source = Slow(log, [f"n{i}" for i in range(10 * turn)])
+        edcache.CachedDataset(source, path, progress=False, **options)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [0, 2])
+def test_processes_that_fill_again_at_once_compute_each_sample_once(tmp_path, log, workers):
+    script, path, meeting = tmp_path / "again.py", tmp_path / "folder" / "a.zip", tmp_path / "meeting"
+    script.write_text(_AGAIN)
+    meeting.mkdir()
+    command = [sys.executable, *map(str, (script, log, path, meeting, workers))]
+    running = [subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environ()) for _ in range(3)]
+    assert [one.communicate()[1] for one in running] == [b""] * 3
+    names = [f"n{i}" for i in range(120)]
+    check(CachedDataset.from_cache(path), names, {})
+    assert take_calls(log) == sorted(names)
+    assert [*path.parent.iterdir()] == [path]
 
 
 @pytest.fixture
@@ -632,7 +844,7 @@ def test_an_attribute_without_a_length_is_a_setting(path, held):
     assert [ds[i]["x"] for i in range(2)] == [0, 1]
 
 
-KINDS = {"text": ["1", "2"], "ints": [1, 2], "bytes": [b"1", b"2"]}
+KINDS = {"text": ["1", "2"], "ints": [1, 2], "bytes": [b"1", b"2"], "tuples": [("1",), ("2",)]}
 
 
 @pytest.mark.parametrize("one", KINDS)
@@ -651,6 +863,9 @@ def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
         def sample_key(self, i):
             return self._keys[i]
 
+        def sample_version(self, i):
+            return 1
+
     ds = CachedDataset(Named(KINDS[one]), path, progress=False)
     if one == other:
         assert str(edcache.changes(ds, Named(KINDS[other]))).startswith("0 new")
@@ -661,4 +876,34 @@ def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
     ):
         with pytest.raises(OptionError, match=f"its keys are {one}, .* returns {other}"):
             call()
-    assert list(CachedDataset.from_cache(path).keys) == KINDS[one]
+    ds = CachedDataset.from_cache(path)
+    assert list(ds.keys) == KINDS[one]
+    for view in (ds, ds[::-1]):
+        assert [key in view.keys for key in KINDS[other]] == [False, False]
+
+
+class Colour(str, enum.Enum):
+    RED = "red"
+
+
+def test_keys_of_numpy_and_of_enums_are_those_of_python(path, log):
+    source = Named(log, ["a", "b", "c"])
+    given = [(np.int64(3), np.str_("a")), (Colour.RED, np.bytes_(b"x")), (np.uint8(4),)]
+    source.sample_key = lambda index: given[index]
+    ds = filled(source, path, fingerprint=False)
+    assert list(ds.keys) == [(3, "a"), ("red", b"x"), (4,)]
+    assert ds.indices_of([*given, *ds.keys]).tolist() == [0, 1, 2, 0, 1, 2]
+    take_calls(log)
+    given = [*ds.keys]
+    filled(source, path, fingerprint=False)
+    assert take_calls(log) == []
+    given = np.array(["red", "b", "c"])
+    assert list(filled(source, path, fingerprint=False, keep_existing=False).keys) == ["red", "b", "c"]
+
+
+def test_changes_show_tuples(path, log):
+    source = Named(log, ["a", "b"])
+    source.sample_key = lambda index: (source.names[index], 1)
+    ds = filled(source, path, fingerprint=False)
+    source.names = ["c", "b"]
+    assert str(edcache.changes(ds, source)).splitlines()[::3] == ["1 new: ('c', 1)", "1 gone: ('a', 1)"]
