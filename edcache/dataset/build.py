@@ -186,12 +186,11 @@ class Building:
 
 
 def parents_of(source: Any) -> list[dict[str, Any]]:
-    """List the archives that samples of a source are computed from: path or URL, uuid, and digest of their keys."""
-    if not isinstance(source, Readable):
-        parents: list[dict[str, Any]] = getattr(source, "__edcache_parents__", [])
-        return parents
+    """List the archives that a source is, or that its attributes are: path or URL, uuid, and digest of their keys."""
+    candidates = [source] if isinstance(source, Readable) else getattr(source, "__dict__", {}).values()
+    readers = [reader for one in candidates if isinstance(one, Readable) for reader in one._readers]
     # The head of an archive holds them.
-    heads = [(reader.path, reader.session.origin) for reader in source._readers[:_MOST_PARENTS]]
+    heads = [(reader.path, reader.session.origin) for reader in readers[:_MOST_PARENTS]]
     return [
         {
             "path": path if scheme_of(path) else os.path.abspath(path),

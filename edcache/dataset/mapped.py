@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from edcache import base, identity, storage, writer
 from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
 from edcache.codec import Columns
-from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable
@@ -219,10 +218,6 @@ class Mapped(Dataset[Any]):
     def __edcache_by_key__(self) -> bool:
         # A key that is named stands for what `fn` reads, such as a prompt, unless fields of each sample go along.
         return self._key is not None and not self._keep
-
-    @property
-    def __edcache_parents__(self) -> list[dict[str, Any]]:
-        return parents_of(self.source)
 
     def _asked(self, name: str) -> Any:
         """Return a method of the source that tells keys or versions, if it has it itself."""

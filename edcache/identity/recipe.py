@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from edcache.base import OptionError, named
+from edcache.base import OptionError, named, once
 from edcache.identity.code import code_of, reached_from
 from edcache.identity.settings import LONG, Parts, Settings, digest_of, is_empty, name_of, parts_of, shortened
 
@@ -87,7 +87,7 @@ class Recipe:
         )
         return tuple(dict.fromkeys(names))
 
-    @functools.cached_property
+    @once
     def texts(self) -> dict[str, Any]:
         """Descriptions of the columns, as they are when this is read first."""
         return self.first(self.count)
@@ -188,7 +188,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
         code = code_of(reached, _CODE_NBYTES)
     again = None if call is None else call.again
-    made = Recipe(settings, asks, code, None if is_keyed else count, columns, roots, again)
+    made = Recipe(settings, asks, code, count, columns, roots, again)
     _ = made.texts  # of now: the source may change them
     return made
 
