@@ -32,7 +32,16 @@ import torch
 
 from edcache.base import OptionError, named, once
 from edcache.identity.code import code_of, reached_from
-from edcache.identity.settings import LONG, Parts, Settings, digest_of, is_empty, name_of, parts_of, shortened
+from edcache.identity.settings import (
+    LONG,
+    Described,
+    Parts,
+    Settings,
+    digest_of,
+    name_of,
+    parts_of,
+    shortened,
+)
 
 _MOST_LEAVES: Final = 32
 _SETTINGS_NBYTES: Final = 2_000
@@ -41,6 +50,9 @@ _CODE_NBYTES: Final = 900
 _OTHERS: Final = "others"
 # Of a source that is computed with keys, these are told by `sample_version`.
 _VALUES: Final = (list, tuple, range)
+# Descriptions of None and of empty containers, which reading may fill.
+_ABSENT: Final = object()
+_EMPTY: Final = (None, ["{}"], ["[]"], ["set()"])
 _NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, frozenset, list, set, tuple)
 
 
@@ -125,13 +137,9 @@ def recipe_of_call(
     settings, asks, walk = {"factory": name_of(factory)}, dict[str, str](), Settings()
     held, changing = _held(factory)
     for name, value in {**held, **arguments, **changing}.items():
-        exact, asked = walk.describe(value)
-        if name not in changing:
+        exact = _note(asks, f"argument {name}", walk.describe(value), name not in changing)
+        if exact is not _ABSENT:
             settings[f"argument {name}"] = exact
-        elif not is_empty(value):
-            asked += json.dumps(exact)
-        if asked:
-            asks[f"argument {name}"] = digest_of(asked)
     reached = reached_from([factory, *walk.met.values()])
     settings |= _weights(reached, walk)
     settings["version"] = Settings().describe(version).exact
@@ -200,14 +208,21 @@ def _described(leaves: Mapping[str, _Leaf], walk: Settings) -> tuple[dict[str, A
         if leaf.is_column:
             continue
         value = os.fsdecode(leaf.value) if isinstance(leaf.value, os.PathLike) else leaf.value
-        exact, asked = ([leaf.word], "") if leaf.word else walk.describe(value)
-        if leaf.is_exact:
+        told = Described([leaf.word], "", "") if leaf.word else walk.describe(value)
+        exact = _note(asks, f"attribute {name}", told, leaf.is_exact)
+        if exact is not _ABSENT:
             settings[f"attribute {name}"] = exact
-        elif not is_empty(leaf.value):
-            asked += json.dumps(exact)
-        if asked:
-            asks[f"attribute {name}"] = digest_of(asked)
     return settings, asks
+
+
+def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> Any:
+    """Note what asks of a value, and return the setting; _ABSENT if all of it only asks."""
+    asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
+    if asked:
+        asks[name] = digest_of(asked)
+    if told.inside:
+        asks[f"inside of {name}"] = told.inside
+    return told.exact if is_exact else _ABSENT
 
 
 def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
@@ -425,9 +440,6 @@ def stale_message(path: str, now: Recipe, changed: Sequence[str], remedy: str) -
     """Write the message of a StaleCacheError: the path, the differences line by line, and the remedy."""
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another {'call' if now.is_made else 'source'}:{lines}\n{remedy}"
-
-
-_ABSENT: Final = object()
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -4,8 +4,8 @@ Exact are plain values and containers of them, arrays and tables by all bytes, a
 module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of a library
 by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of Python.
 
-What only asks whether samples are other ones: the public attributes of any other object of a library, such as a
-tokenizer, and private attributes, which may hold what reading has made. A sample that is computed again answers.
+What only asks whether samples are other ones: the attributes of any other object of a library, such as a tokenizer,
+and private attributes, which may hold what reading has made. A sample that is computed again answers.
 
 Passed over is what has no plain content: a lock, a logger, a generator of random numbers, an open file.
 
@@ -50,6 +50,8 @@ _SHOWN: Final = 80
 # Of a part of a value: lists of one list twice, and so on, have a text of this length, and no longer one.
 _LONGEST: Final = 10_000
 _NO_LEVEL: Final = sys.maxsize
+# Of the objects that private attributes lead to, which may be all of a library's.
+_MOST_INSIDE: Final = 10_000
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _TIMES: Final = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
 _NUMBERS: Final = (range, uuid.UUID, decimal.Decimal, fractions.Fraction, types.UnionType)
@@ -109,11 +111,13 @@ class Described(NamedTuple):
     """Value as an archive keeps it.
 
     exact: JSON: None, a bool, an int and a text stand for themselves, all else is a list of one text, so that 0.5 and
-        "0.5" differ. asks: digest of what only asks; "" if nothing does.
+        "0.5" differ. asks: digest of what only asks; "" if nothing does. inside: the same of private attributes, and
+        what they hold, which may be another one in every process.
     """
 
     exact: Any
     asks: str
+    inside: str
 
 
 class Settings:
@@ -134,19 +138,22 @@ class Settings:
         self._known: dict[int, tuple[Any, str]] = {}
         self._lowest = _NO_LEVEL  # of the open values that the last one names
         self._asked: list[str] = []
+        self._inside: list[str] = []
+        self._is_inside, self._left = False, _MOST_INSIDE
 
     def describe(self, value: Any) -> Described:
         """Describe a value; a text longer than `LONG` is cut, with a digest of all."""
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 64):
-            return Described(value, "")
+            return Described(value, "", "")
         if type(value) is str:
-            return Described(shortened(value), "")
-        self._asked = []
+            return Described(shortened(value), "", "")
+        self._asked, self._inside, self._left = [], [], _MOST_INSIDE
         try:
             exact: Any = [shortened(self.text(value))]
         except RecursionError:  # nested too deep
             exact = [name_of(type(value))]
-        return Described(exact, digest_of("\n".join(self._asked)) if self._asked else "")
+        digests = (digest_of("\n".join(texts)) if texts else "" for texts in (self._asked, self._inside))
+        return Described(exact, *digests)
 
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""
@@ -164,6 +171,9 @@ class Settings:
         if id(value) in self._open:
             self._lowest = min(self._lowest, self._open[id(value)])
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
+        self._left -= self._is_inside
+        if self._left < 0:
+            return name_of(kind)
         level, lowest = len(self._open), self._lowest
         self._open[id(value)], self._lowest = level, _NO_LEVEL
         try:
@@ -196,10 +206,19 @@ class Settings:
         thing = value if isinstance(value, (type, types.FunctionType)) else kind
         self.met.setdefault(id(thing), thing)
         word, parts, asking, *_ = parts_of(value)
-        self._asked += [f"{word} {self._item(name, part)}" for name, part in sorted(asking.items())]
+        for name, part in sorted(asking.items()):
+            self._ask(word, name, part)
         if not parts:
             return word
         return f"{word}({', '.join(self._item(name, part) for name, part in sorted(parts.items()))})"
+
+    def _ask(self, word: str, name: str, part: Any) -> None:
+        outer, self._is_inside = self._is_inside, self._is_inside or name.startswith("_")
+        try:
+            item = self._item(name, part)
+            (self._inside if self._is_inside else self._asked).append(f"{word} {item}")
+        finally:
+            self._is_inside = outer
 
     def _item(self, name: str, part: Any) -> str:
         return f"{name if _IS_NAME(name) else repr(name)}={self.text(part)}"
@@ -327,15 +346,16 @@ def _parts_of_object(value: Any) -> Parts:
     if (base is None and (not held or _is_native(kind))) or hasattr(kind, "__missing__"):
         content |= _reduced(value)
     is_of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    is_chosen = isinstance(value, _NAMESPACES) or kind.__module__.startswith("edcache.")
-    if is_chosen or not is_of_library(kind.__module__):
+    if kind.__module__.startswith("edcache."):
+        return Parts(name, {**content, **public}, {})
+    if isinstance(value, _NAMESPACES) or not is_of_library(kind.__module__):
         return Parts(name, {**content, **public}, private)
     is_stored = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
     if (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset):
         return Parts(name, {**content, **public}, {})
     if is_of_python or base is not None:
         return Parts(name, content, public)
-    return Parts(name, {}, {**content, **public})
+    return Parts(name, {}, {**content, **public, **private})
 
 
 def is_empty(value: Any) -> bool:

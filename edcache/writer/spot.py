@@ -74,7 +74,11 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
     found = {*state}
     if recipe.again is not None:
         # It knows no attributes.
-        found |= {name for name in recipe.changed(recipe.again()) if name.startswith("argument ")}
+        found |= {
+            name
+            for name in recipe.changed(recipe.again())
+            if name.removeprefix("inside of ").startswith("argument ")
+        }
     fingerprint = {**(job.head.fingerprint or {}), **recipe.to_json(found)}
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
@@ -96,6 +100,8 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
     positions, places: of the samples that it has: in the source, and in the archive; None if they are the same.
     Raises: StaleCacheError, it is another one.
     """
+    if places is not None and not len(places):
+        return
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
@@ -203,19 +209,18 @@ def not_compared(job: Job, archive: Reader, why: str) -> None:
 
 
 def _not_compared(job: Job, session: Session, why: str) -> None:
-    if job.options.spot_check is False:
-        return
-    if job.asks and _is_to_compare(session):
-        text = f"{session.path}: {'; '.join(_changed(job))}, and {why}{_REMEDY}"
-        raise StaleCacheError(text, path=session.path, option="spot_check")
-    if job.code or job.asks:
-        warn_of_code(session.path, job.code or job.asks, why)
-
-
-def _is_to_compare(session: Session) -> bool:
-    """True if this process is to compare samples, and they repeat."""
+    if job.options.spot_check is False or get_worker_info() is not None or not base.is_rank_0():
+        return  # another process compares
     first = FirstSample.of(session.origin.fingerprint)
-    return get_worker_info() is None and base.is_rank_0() and (first is None or first.repeats)
+    what = "; ".join(_changed(job))
+    if job.asks and (first is None or first.repeats):
+        text = f"{session.path}: {what}, and {why}{_REMEDY}"
+        raise StaleCacheError(text, path=session.path, option="spot_check")
+    if what:
+        message = (
+            f"{session.path}: {what} since this cache was made, and {why}; if it makes other samples now"
+        )
+        base.warn(f"{message}, build it anew or use another path", once=(session.path, what))
 
 
 def _changed(job: Job) -> Iterator[str]:
@@ -248,12 +253,6 @@ def _differing(
         if other is None:
             break
     return True, other
-
-
-def warn_of_code(path: str, names: Sequence[str], why: str) -> None:
-    """Warn of code that has changed since an archive was made, if no sample could be compared."""
-    message = f"{path}: the code of {', '.join(names)} changed since this cache was made, and {why}; if it makes other"
-    base.warn(f"{message} samples now, build it anew or use another path", once=(path, *names))
 
 
 def _line(error: Exception, path: str) -> str:

@@ -314,7 +314,8 @@ def test_a_folder_of_images_is_cached(here):
         (here / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (here / "tree" / name).write_bytes(pictures.jpeg())
     (here / "tree" / "dog" / "2.jpg").write_bytes(b"")
-    assert 'a.zip: sample 3: sample["image"]: cannot store image file ' in error_of("images tree -o a.zip")
+    said = error_of("images tree -o a.zip")
+    assert """a.zip: sample 3 (key 'dog/2.jpg'): sample["image"]: cannot store image file """ in said
     images = "images tree -o a.zip --decode tensor"
     assert report(f"{images} --rebuild --on-error skip")["failed"] == 1
     ds = CachedDataset.from_cache("a.zip", allow_partial=True)

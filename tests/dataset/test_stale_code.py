@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -331,7 +332,7 @@ def test_whatever_an_archive_says_of_code_harms_nothing(
     def with_code(job: Any) -> Any:
         return replace(job, head=replace(job.head, fingerprint={**job.head.fingerprint, "code": code}))
 
-    monkeypatch.setattr(sys.modules["edcache.writer.fill"], "with_first_sample", with_code)
+    monkeypatch.setattr(import_module("edcache.writer.fill"), "with_first_sample", with_code)
     module = load(folder, APP.format(made="Digits()"), LIB)
     module.data()
     assert Reader("a.zip").head.fingerprint["code"] == code

@@ -149,8 +149,8 @@ class Broken:
 
 
 def describe(value: Any) -> Any:
-    exact, asked = Settings().describe(value)
-    return exact if not asked else [*exact, asked]
+    exact, *asked = Settings().describe(value)
+    return [*exact, *asked] if any(asked) else exact
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib import import_module
 
 import fsspec
 import numpy as np
@@ -170,7 +170,7 @@ def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
         told = {**job.head.fingerprint, "first_sample": {"rounding": {}, **entry}}
         return replace(job, head=replace(job.head, fingerprint=told))
 
-    monkeypatch.setattr(sys.modules["edcache.writer.fill"], "with_first_sample", with_entry)
+    monkeypatch.setattr(import_module("edcache.writer.fill"), "with_first_sample", with_entry)
     CachedDataset(Source(log), path)
     taken(log)
     CachedDataset(Source(log), path, spot_check=asked)
