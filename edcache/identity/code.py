@@ -41,7 +41,7 @@ _CHANGES: Final = frozenset(
     {"append", "add", "extend", "insert", "update", "setdefault", "pop", "clear", "remove"}
 )
 _MOST_DOTS: Final = 2
-# Of a global variable, in a class body, and of a module that is imported inside a function.
+# Instructions that load a global variable, also in a class body, or import a module inside a function.
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME")
 
 

@@ -48,10 +48,10 @@ _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
 _OTHERS: Final = "others"
-# Of a source that is computed with keys, these are told by `sample_version`.
+_ABSENT: Final = object()
+# Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
 # Descriptions of None and of empty containers, which reading may fill.
-_ABSENT: Final = object()
 _EMPTY: Final = (None, ["{}"], ["[]"], ["set()"])
 _NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, frozenset, list, set, tuple)
 

@@ -47,10 +47,10 @@ from edcache.identity.code import is_library, is_of_library, outer, said
 
 LONG: Final = 120
 _SHOWN: Final = 80
-# Of a part of a value: lists of one list twice, and so on, have a text of this length, and no longer one.
+# Characters of a part's text; a longer one is cut: of lists that hold one list twice, and so on, it would double each time.
 _LONGEST: Final = 10_000
 _NO_LEVEL: Final = sys.maxsize
-# Of the objects that private attributes lead to, which may be all of a library's.
+# Objects that private attributes lead to and that are read; they may be all of a library's.
 _MOST_INSIDE: Final = 10_000
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _TIMES: Final = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
@@ -65,7 +65,7 @@ _GENERATORS: Final = (
     np.random.BitGenerator,
     torch.Generator,
 )
-# Of Python, with attributes that their maker chooses.
+# Classes of Python whose attributes the user chooses.
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
 _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
 _IGNORE: Final = "__edcache_ignore__"

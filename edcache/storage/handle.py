@@ -25,7 +25,7 @@ from edcache.storage.paths import absolute
 _MOST_OPEN: Final = 1 << 16
 _OPEN_FILES: Final = "/proc/self/fd"
 _LAST_STANDARD: Final = 2
-# Of a number that is closed, a call on it, and an open() of its link.
+# Errors of a call on a number that is closed, and of an open() of its link.
 _IS_CLOSED: Final = errno.EBADF, errno.ENOENT
 
 T = TypeVar("T")
