@@ -47,7 +47,7 @@ from edcache.identity.code import is_library, is_of_library, outer, said
 
 LONG: Final = 120
 _SHOWN: Final = 80
-# Characters of a part's text; a longer one is cut: of lists that hold one list twice, and so on, it would double each time.
+# Characters of a part's text; a longer one is cut: lists that hold one list twice, and so on, would double it.
 _LONGEST: Final = 10_000
 _NO_LEVEL: Final = sys.maxsize
 # Objects that private attributes lead to and that are read; they may be all of a library's.

@@ -158,7 +158,7 @@ def test_one_of_the_first_samples_may_fail(path, fails_at):
 def test_another_number_of_workers_makes_another_order_so_it_is_noticed(path):
     with pytest.raises(SourceError):
         store(Stream(fails_at=31), path, num_workers=2)
-    with pytest.raises(StaleCacheError, match="argument num_workers: 2 in the archive, 1 now"):
+    with pytest.raises(StaleCacheError, match="num_workers: 2 in the archive, 1 now"):
         store(Stream(), path, num_workers=1)
 
 
