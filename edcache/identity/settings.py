@@ -353,7 +353,9 @@ def _parts_of_object(value: Any) -> Parts:
     is_stored = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
     if (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset):
         return Parts(name, {**content, **public}, {})
-    if is_of_python or base is not None:
+    if is_of_python:  # a logger, a thread, an open file: their attributes lead to all of the process
+        return Parts(name, content, {})
+    if base is not None:
         return Parts(name, content, public)
     return Parts(name, {}, {**content, **public, **private})
 

@@ -8,11 +8,14 @@ import datetime
 import enum
 import functools
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -232,8 +235,18 @@ def test_different_values_are_described_differently(one: Any, other: Any) -> Non
 
 @pytest.mark.parametrize(
     "value",
-    [object(), [1, {"k": object()}], Broken(), begun(i for i in (1, 2)), Size(object())],
-    ids=["object", "nested", "custom", "generator", "field"],
+    [
+        object(),
+        [1, {"k": object()}],
+        Broken(),
+        begun(i for i in (1, 2)),
+        Size(object()),
+        sys.__stdout__,
+        logging.getLogger("a"),
+        threading.Thread(),
+        ThreadPoolExecutor(1),
+    ],
+    ids=["object", "nested", "custom", "generator", "field", "file", "logger", "thread", "pool"],
 )
 def test_what_has_no_content_is_its_kind(value: Any) -> None:
     (text,) = describe(value)
