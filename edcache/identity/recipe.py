@@ -1,10 +1,10 @@
 """`Recipe`: what makes the samples of a source, and how it differs from what made the samples of an archive.
 
 - **Settings** make every sample: arguments of the call, attributes of the source and of what it holds. A difference is
-  another source. A file or a folder that is elsewhere now is none.
+  another source.
 - **Columns** have one value a sample: a list of files, an array of targets. A longer source has the same first values.
 - What **asks** is compared, and a sample that is computed again answers: the inside of objects of libraries, private
-  attributes, and an int that is the length of the source then and now.
+  attributes, an int that is the length of the source then and now, and a path that led elsewhere.
 - **Code** asks as well, see `code.py`.
 - **State** is what computing a sample changes: a counter, a memo, a file that is opened. A fill describes its source
   before and after its first sample; what differs is noted by name, and counts no more.
@@ -414,6 +414,7 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
             asks[name] = None
         elif _is_elsewhere(before, after):
             moved.append(line)
+            asks[name] = None
         elif not (name == _OTHERS and lines) and not _is_same_file(before, after):
             lines.append(line)
     own, their = named(found, "asks"), _kept(now.asks, {*state}, _ASKS_NBYTES)

@@ -7,6 +7,7 @@ import inspect
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -302,6 +303,21 @@ def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after
     numbers(a=made(before))
     with pytest.raises(StaleCacheError, match="argument a: "):
         numbers(a=made(after))
+
+
+def test_a_folder_of_one_name_elsewhere_is_told_by_a_sample(tmp_path: Path) -> None:
+    @cachable(tmp_path / "a.zip", progress=False)
+    def read(root: str) -> Any:
+        return [(Path(root) / "n").read_text() for _ in range(3)]
+
+    for version in ("v1", "v2", "v3"):
+        (tmp_path / version / "train").mkdir(parents=True)
+        (tmp_path / version / "train" / "n").write_text("b" if version == "v3" else "a")
+    read(str(tmp_path / "v1" / "train"))
+    shutil.rmtree(tmp_path / "v1")
+    assert [*read(str(tmp_path / "v2" / "train"))] == ["a"] * 3
+    with pytest.raises(StaleCacheError, match="is another one now: .*argument root changed"):
+        read(str(tmp_path / "v3" / "train"))
 
 
 def load(root: str, split: str = "train") -> Squares:
