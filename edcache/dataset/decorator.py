@@ -277,7 +277,7 @@ def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
     # With the module: functions of one name in two projects have a file each.
     full_name = identity.qualified_name(factory)
     given = {name: value for name, value in call.settings.items() if name.startswith("argument ")}
-    # Without what is inside of objects, which may be another one in every process.
+    # Without private attributes of objects, which may be other ones in every process.
     asked = {name: text for name, text in call.asks.items() if name.startswith("argument ")}
     text = json.dumps([full_name, given, asked])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
