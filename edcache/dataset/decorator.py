@@ -75,7 +75,6 @@ class CachedFactory(Generic[P, T_co]):
         Raises:
             StaleCacheError: the archive at the path was made by a call with other arguments.
             SourceError: as `CachedDataset` raises it.
-            OptionError: an argument has no stable description.
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Before the factory runs, which may change the working folder.
@@ -250,11 +249,11 @@ def cachable(
     Raises:
         OptionError: "on_stale='often'; choose one of ...", before any call.
         StaleCacheError: in a call, see on_stale.
-        OptionError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, unless `grow=True`, nor `__edcache_fingerprint__` of
-    its dataset. If it is not, a call computes only the missing samples.
+    If the archive is complete, a call does not run the function, nor `__edcache_fingerprint__` of its dataset, unless
+    `grow=True`, or changed code or an object of a library asks for a sample. If it is not, a call computes only the
+    missing samples.
     Cost: opening a complete archive takes milliseconds.
     Safety: any number of processes may make the same call at the same time. They share the work, unless lazy=True.
 

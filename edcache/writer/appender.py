@@ -121,7 +121,7 @@ class Appender:
         self._has_unsynced = False
         # A sync failed: all writes since the last one are in doubt.
         self._is_failed = False
-        # As of the chain, when this process opened the archive.
+        # State of the chain when this process opened the archive.
         self._was_reordered = False
 
     @classmethod
