@@ -10,8 +10,8 @@ from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
 from edcache.dataset.indexing import Readable
 from edcache.format import KEYS_DIGEST, Head
-from edcache.identity import Recipe
-from edcache.labels import LabelSpec
+from edcache.identity import Keyed, Recipe
+from edcache.labels import LabelSpec, OfIndex
 from edcache.reader import Reader
 from edcache.storage import scheme_of
 
@@ -48,7 +48,7 @@ class Building:
         has_length = not self._is_stream and hasattr(source, "__len__")
         known = None if recipe is None else recipe.count  # len() may be another one each time
         length = writer.length_of(source, store.path, known) if has_length else None
-        self._keyed = None if self._is_stream else writer.Keyed.of(source)
+        self._keyed = None if self._is_stream else Keyed.of(source)
         if self._keyed is not None:
             length, columns = len(self._keyed.firsts), self._keyed.only(self._keyed.firsts).columns
             taken = [name for name in spec.names if name in columns]
@@ -57,9 +57,9 @@ class Building:
                     f'in_memory_keys names "{taken[0]}", a column that the keys of the source make; name it otherwise',
                     option="in_memory_keys",
                 )
-            spec = LabelSpec({**spec.sources, **columns})
+            spec = LabelSpec({**spec.sources, **{name: OfIndex(values) for name, values in columns.items()}})
             fingerprint = {**(fingerprint or {}), KEYS_DIGEST: self._keyed.digest}
-            if self._is_lazy and self._keyed.order is not None:
+            if self._is_lazy and length < len(self._keyed.keys):
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         if fingerprint is not None and (parents := parents_of(source)):
             fingerprint = {**fingerprint, "parents": parents}

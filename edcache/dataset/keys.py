@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,48 +62,37 @@ def _of_type(stored: Sequence[Key], kind: pa.DataType) -> pa.Array:
     return pa.array([key if is_one else None for key, is_one in zip(stored, fits, strict=True)], kind)
 
 
-class SourceKeys:
-    """Keys and versions of the samples of a dataset that is computed from.
-
-    key: as of `map`.
-    """
-
-    def __init__(self, source: Any, key: str | Callable[[Any], Any]) -> None:
-        self._source, self._key = source, key
-        self._is_label = isinstance(source, Readable) and isinstance(key, str) and key in source.labels
-
-    def sample_key(self, index: int) -> Any:
-        """Return the key of a sample."""
-        if self._is_label:
-            return self._source.labels.take([index]).to_list(self._key)[0]
-        sample = self._source[index]
-        return self._key(sample) if callable(self._key) else sample[self._key]
-
-    def sample_keys(self) -> list[Any]:
-        """Return the keys of all samples."""
-        if self._is_label:
-            keys: list[Any] = self._source.labels.to_list(self._key)
-            if None in keys:
-                raise MissingSampleError(
-                    f"{self._source!r}: sample {keys.index(None)} is missing, and so is its key; take the others: "
-                    "ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]",
-                    index=keys.index(None),
-                )
-            return keys
-        return list(map(self.sample_key, range(len(self._source))))
-
-
-def source_keys(source: Any, key: str | Callable[[Any], Any] | None) -> Any:
-    """Return the object whose `sample_key` and `sample_keys` name the samples of a source; None without keys.
+def keys_from(source: Any, key: str | Callable[[Any], Any] | None) -> Callable[[], list[Any]] | None:
+    """Return the function that names all samples of a source of `map`; None without keys.
 
     A cache has keys of its own if versions tell which of its samples change.
     """
-    if key is not None:
-        return SourceKeys(source, key)
-    if isinstance(source, Readable):
-        has_own = KEY_COLUMN in source.labels and stores_records(source)
-        return SourceKeys(source, KEY_COLUMN) if has_own else None
-    return source if identity.has_method(source, "sample_key") else None
+    if key is None and isinstance(source, Readable):
+        key = KEY_COLUMN if KEY_COLUMN in source.labels and stores_records(source) else None
+        return None if key is None else partial(_label_keys, source, key)
+    if key is None:
+        return (
+            partial(identity.all_of, source, "sample_key") if identity.tells(source, "sample_key") else None
+        )
+    if isinstance(source, Readable) and isinstance(key, str) and key in source.labels:
+        return partial(_label_keys, source, key)
+    return partial(_field_keys, source, key)
+
+
+def _label_keys(source: Readable[Any], name: str) -> list[Any]:
+    keys: list[Any] = source.labels.to_list(name)
+    if None in keys:
+        raise MissingSampleError(
+            f"{source!r}: sample {keys.index(None)} is missing, and so is its key; take the others: "
+            "ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]",
+            index=keys.index(None),
+        )
+    return keys
+
+
+def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
+    samples = (source[index] for index in range(len(source)))
+    return [key(sample) if callable(key) else sample[key] for sample in samples]
 
 
 def stores_records(dataset: Readable[Any]) -> bool:
@@ -122,43 +112,17 @@ def settings_of(dataset: Readable[Any]) -> dict[str, Any]:
     return dataset._root._settings() | {name: one for name, one in own.items() if one is not None}
 
 
-class RecordVersions:
-    """Versions of the samples of a dataset that stores records: crc32, bytes and schema, and some labels."""
-
-    def __init__(self, dataset: Readable[Any], labels: Sequence[str]) -> None:
-        self._dataset, self._labels = dataset, labels
-
-    def sample_version(self, index: int) -> tuple[Any, ...]:
-        """Return the version of a sample."""
-        return self._versions(np.array([index]))[0]
-
-    def sample_versions(self) -> list[tuple[Any, ...]]:
-        """Return the versions of all samples."""
-        return self._versions(np.arange(len(self._dataset)))
-
-    def _versions(self, positions: Ints) -> list[tuple[Any, ...]]:
-        dataset = self._dataset
-        versions: list[Any] = [None] * len(positions)
-        indices = dataset._root_indices(positions)
-        for root, own, places in dataset._root._stored(indices, np.arange(len(positions))):
-            (session,) = (reader.session for reader in root._readers)
-            samples, schemas = own % len(root), session.index.schemas
-            rows = session.index.unbound_rows(samples)
-            columns = places, rows["crc32"], rows["nbytes"], rows["schema"]
-            for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
-                versions[place] = crc, nbytes, schemas[schema]
-        if not self._labels:
-            return versions
-        labels = dataset.labels.take(positions)
-        told = zip(*[labels.to_list(name) for name in self._labels], strict=True)
-        return [(*version, *values) for version, values in zip(versions, told, strict=True)]
-
-
-def source_versions(source: Any, labels: Sequence[str]) -> Any:
-    """Return the object whose `sample_version` tells changes of samples of a source; None if nothing tells them.
-
-    labels: names of the label columns of a cache whose values count.
-    """
-    if isinstance(source, Readable):
-        return RecordVersions(source, labels) if stores_records(source) else None
-    return source
+def record_versions(dataset: Readable[Any], labels: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return versions of the samples of a dataset that stores records: crc32, bytes and schema, and some labels."""
+    positions = np.arange(len(dataset))
+    versions: list[Any] = [None] * len(positions)
+    indices = dataset._root_indices(positions)
+    for root, own, places in dataset._root._stored(indices, positions):
+        (session,) = (reader.session for reader in root._readers)
+        samples, schemas = own % len(root), session.index.schemas
+        rows = session.index.unbound_rows(samples)
+        columns = places, rows["crc32"], rows["nbytes"], rows["schema"]
+        for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
+            versions[place] = crc, nbytes, schemas[schema]
+    told = [dataset.labels.to_list(name) for name in labels]
+    return [(*version, *values) for version, *values in zip(versions, *told, strict=True)]

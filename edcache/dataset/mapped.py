@@ -11,7 +11,6 @@ from contextlib import suppress
 from copy import copy, deepcopy
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -24,7 +23,7 @@ from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable
-from edcache.dataset.keys import RecordVersions, source_keys, source_versions
+from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
 from edcache.writer import After, Before, Stream
 
@@ -84,7 +83,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
-    is_keyed = source_keys(source, key) is not None
+    is_keyed = keys_from(source, key) is not None
     options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
     if batch_size is None:
         if devices is not None:
@@ -119,7 +118,7 @@ def _for_devices(devices: Sequence[torch.device], options: dict[str, Any]) -> di
 
 def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     """Add the labels that are kept to `in_memory_keys`, but for the columns that the keys of a source make."""
-    labels = [name for name in labels if not (is_keyed and name in writer.KEYED_COLUMNS)]
+    labels = [name for name in labels if not (is_keyed and name in identity.KEYED_COLUMNS)]
     if not labels:
         return keys
     if isinstance(keys, Mapping):
@@ -172,15 +171,26 @@ class Mapped(Dataset[Any]):
     while the samples stay.
     """
 
+    __edcache_ignore__ = ("sample_keys", "sample_versions")  # which are compared sample by sample
+
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
         self.fn, self.source, self.version = fn, source, version
-        self._keep, self._labels, self._key = keep, labels, key
+        self._keep, self._labels = keep, labels
         self._fields = [name for name in keep if name not in labels]
         self.keep = ", ".join(keep)
-        if labels and source_keys(source, key) is None:  # else versions tell of them
-            self.labels = str(identity.Settings().describe([source.labels.to_list(name) for name in labels]))
+        keys = keys_from(source, key)
+        if keys is None:
+            if labels:  # else versions tell of them
+                self.labels = str(
+                    identity.Settings().describe([source.labels.to_list(name) for name in labels])
+                )
+            return
+        self.sample_keys = keys
+        versions = self._versions_from(key is not None)
+        if versions is not None:
+            self.sample_versions = versions
 
     def __len__(self) -> int:
         return len(self.source)
@@ -194,42 +204,50 @@ class Mapped(Dataset[Any]):
             made = self.fn(sample)
         return self._with_kept(made, kept)
 
-    @property
-    def sample_key(self) -> Any:
-        """Method that tells the key of a sample (writer/keyed.py). Raises: AttributeError, the source has none."""
-        return self._asked("sample_key")
+    def _versions_from(self, is_named: bool) -> Callable[[], Sequence[Any]] | None:
+        """Return the function that tells versions of all samples; None if none is to tell more than attributes do.
 
-    @property
-    def sample_keys(self) -> Any:
-        """Method that tells all keys."""
-        return self._asked("sample_keys")
+        is_named: `key=` names the samples. It stands for what `fn` reads, such as a prompt, unless `keep` takes
+            fields of each sample along.
+        """
+        source, by_record = self.source, False
+        tell: Callable[[], Sequence[Any]] | None = None
+        if isinstance(source, Readable):
+            by_record = stores_records(source)
+            tell = partial(record_versions, source, self._labels) if by_record else None
+        elif identity.tells(source, "sample_version"):
+            tell = partial(identity.all_of, source, "sample_version")
+        if not is_named or (self._keep and by_record):
+            return tell
+        if self._keep:
+            return partial(self._versions_with_kept, tell)
+        if tell is None and not isinstance(source, Readable) and identity.guessed(source):
+            tell = partial(identity.versions_of, source)  # type: ignore[assignment]
+        return None if tell is None else partial(self._least_versions, tell)
 
-    @property
-    def sample_version(self) -> Any:
-        """Method that tells the version of a sample. Raises: AttributeError, the source has none."""
-        return self._asked("sample_version")
+    def _least_versions(self, tell: Callable[[], Sequence[Any]]) -> list[Any]:
+        """Return versions; samples of equal key have the least of theirs."""
+        keys, versions, least = self.sample_keys(), tell(), dict[Any, Any]()
+        for key, version in zip(keys, versions, strict=True):
+            least[key] = min(version, least.get(key, version))
+        return [least[key] for key in keys]
 
-    @property
-    def sample_versions(self) -> Any:
-        """Method that tells all versions."""
-        return self._asked("sample_versions")
+    def _versions_with_kept(self, tell: Callable[[], Sequence[Any]] | None) -> list[Any]:
+        """Return versions with what `keep` takes of each sample."""
+        return [*zip(*([] if tell is None else [tell()]), *self._kept_columns(), strict=True)]
 
-    @property
-    def __edcache_by_key__(self) -> bool:
-        # A key that is named stands for what `fn` reads, such as a prompt, unless fields of each sample go along.
-        return self._key is not None and not self._keep
+    def _kept_columns(self) -> Iterator[list[Any]]:
+        described = identity.Settings().describe
+        samples = [self._fields_of(index) for index in range(len(self.source) if self._fields else 0)]
+        for name in self._keep:
+            if name in self._labels:
+                yield self.source.labels.to_list(name)
+            else:
+                yield [[*described(sample[name])] for sample in samples]
 
-    def _asked(self, name: str) -> Any:
-        """Return a method of the source that tells keys or versions, if it has it itself."""
-        told = source_keys(self.source, self._key)
-        if name.startswith("sample_version"):
-            told = source_versions(self.source, self._labels)
-            if self._keep and self._key is not None and not isinstance(told, RecordVersions):
-                own = told if told is not None and identity.has_method(told, name) else None
-                told = SimpleNamespace(sample_version=partial(self._kept_version, own))
-        if told is None or not identity.has_method(told, name):
-            raise AttributeError(name)
-        return getattr(told, name)
+    def _fields_of(self, index: int) -> dict[str, Any]:
+        sample = self.source[self._positions([index])[0]]
+        return {name: sample[name] for name in self._fields}
 
     def _positions(self, indices: list[int]) -> list[int]:
         """Return positions to read; of a source with seeded transforms as it is in epoch 0, also later."""
@@ -242,15 +260,6 @@ class Mapped(Dataset[Any]):
             return {}
         rows = self.source.labels.take(np.array(indices))
         return {name: rows.to_list(name) for name in self._labels}
-
-    def _kept_version(self, told: Any, index: int) -> list[Any]:
-        """Return the version of a sample: the one that an object tells, or None, and what `keep` takes of it."""
-        kept = {name: values[0] for name, values in self._labels_of([index]).items()}
-        if self._fields:
-            sample = self.source[self._positions([index])[0]]
-            kept |= {name: [*identity.Settings().describe(sample[name])] for name in self._fields}
-        own = [] if told is None else [told.sample_version(index)]
-        return [*own, *(kept[name] for name in self._keep)]
 
     def _with_kept(self, made: Any, kept: dict[str, Any]) -> Any:
         """Put labels and fields before the fields of a result, as `keep` names them."""

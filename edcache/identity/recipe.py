@@ -177,7 +177,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         raise OptionError(
             f"the generator {source.__qualname__} has begun, and has no first sample; give it anew"
         )
-    count, is_keyed = _count_of(source), has_method(source, "sample_key")
+    count, is_keyed = _count_of(source), tells(source, "sample_key")
     leaves = _leaves_of(source, count)
     columns = {f"attribute {k}": leaf.value for k, leaf in leaves.items() if leaf.is_column and not is_keyed}
     roots = _roots(leaves)
@@ -245,7 +245,7 @@ def values_of(source: Any) -> dict[str, Any]:
 
 def _leaves_of(source: Any, count: int | None) -> dict[str, _Leaf]:
     """List the attributes of a source by name."""
-    has_versions = has_method(source, "sample_key") and has_method(source, "sample_version")
+    has_versions = tells(source, "sample_key") and tells(source, "sample_version")
     return _leaves(source, count, has_versions)
 
 
@@ -261,6 +261,11 @@ def _count_of(source: Any) -> int | None:
 def has_method(source: Any, name: str) -> bool:
     """True if a source has a method; one that its `__getattr__` hands on takes indices of what it wraps."""
     return inspect.getattr_static(source, name, None) is not None and hasattr(source, name)
+
+
+def tells(source: Any, name: str) -> bool:
+    """True if a source tells something of its samples, of one or of all: `sample_key` or `sample_keys`."""
+    return has_method(source, name) or has_method(source, f"{name}s")
 
 
 # --- attributes ---

@@ -19,8 +19,6 @@ from .job import chosen_recipe as chosen_recipe
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .job import worker_count as worker_count
-from .keyed import KEYED_COLUMNS as KEYED_COLUMNS
-from .keyed import Keyed as Keyed
 from .lazy import LazyFiller as LazyFiller
 from .match import adopt_labels as adopt_labels
 from .match import check_length as check_length

@@ -25,10 +25,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Arguments of @cachable, names of the package, members of a dataset, commands: what a user reads through.
 OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 40, 36, 12, 19
 # Of the package.
-MODULES, CLASSES, FLOORS = 186, 310, 8
+MODULES, CLASSES, FLOORS = 187, 308, 8
 # Functions and files of the package that run, and calls: with a source of dicts of a tensor and a label.
 WALKS = {
-    "fill": {"functions": 648, "files": 66},
+    "fill": {"functions": 648, "files": 67},
     "reopen": {"functions": 159, "files": 27, "calls": 325},
     "batch": {"functions": 40, "files": 13, "calls": 46},
     "filter": {"functions": 34, "files": 10},

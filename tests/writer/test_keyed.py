@@ -22,7 +22,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, OptionError, StaleCacheError
 from edcache.errors import CorruptArchiveError, MissingSampleError, UnknownLabelError
 from edcache.reader import Reader
-from edcache.writer import keyed
+from edcache.writer import refill
 from tests.conformance import reference
 from tests.kit.damage import flipped
 from tests.kit.likeness import same
@@ -569,7 +569,7 @@ def test_a_fill_whose_archive_gets_another_order_meanwhile_begins_again(path, lo
 
 def test_what_another_process_published_meanwhile_is_not_computed_again(path, log, monkeypatch):
     filled(Named(log, "ab"), path)
-    begin, begun = keyed._stage, []
+    begin, begun = refill._stage, []
 
     def late(*arguments):
         if not begun:
@@ -577,7 +577,7 @@ def test_what_another_process_published_meanwhile_is_not_computed_again(path, lo
             filled(Named(log, "abcd"), path)
         return begin(*arguments)
 
-    monkeypatch.setattr(keyed, "_stage", late)
+    monkeypatch.setattr(refill, "_stage", late)
     take_calls(log)
     check(filled(Named(log, "abcd"), path), "abcd", {})
     assert take_calls(log) == ["c", "d"]
@@ -631,7 +631,7 @@ def kill_before_seal(monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(keyed, "seal", killed)
+            patch.setattr(refill, "seal", killed)
             yield
 
     return killing

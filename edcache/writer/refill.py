@@ -1,0 +1,238 @@
+"""Fill an archive again from a source with keys: new samples alone are computed, and it gets the order of the source.
+
+Samples that it lacks are computed into a stage, an archive beside it. Then one seal takes their chunks over as its
+parts, and puts the rows of all samples in the order of the source: no record moves, and until the seal is there readers
+see the old state. A stage of a fill that was killed is used by the next one, also of another source; its end is mended
+first, as of any archive.
+
+What must never happen: that a stage is removed while a process fills it; that two processes publish at once.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+from torch.utils.data import Subset
+
+from edcache import format, identity, storage
+from edcache.base import Ints
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Failure, Head, Header, pa, pc
+from edcache.identity import Keyed
+from edcache.labels import LabelSpec, OfIndex
+from edcache.writer.appender import Appender, recover
+from edcache.writer.chunk import Chunk
+from edcache.writer.job import Job
+from edcache.writer.match import tells_source
+from edcache.writer.seal import Order, seal
+from edcache.writer.spot import check_before
+from edcache.writer.store import store_at
+
+_VERSION_COLUMN: Final = identity.KEYED_COLUMNS[1]
+_STAGE: Final = ".edcache.keys-"
+
+
+def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
+    """Compute the samples of a source that its archive lacks, and seal it in the order of the source.
+
+    fill: fills an archive with the samples of a job, and seals it.
+    """
+    with closing(job.open(any_length=True)) as appender:
+        chain = appender.chain
+        if _is_done(chain, keyed):
+            return
+        is_same = chain.origin.keys_digest == keyed.digest
+        is_first, since = chain.root is None and (is_same or chain.holds_nothing), chain.cursor.number
+    if is_first:
+        order = Order(keyed.repeats, None) if len(keyed.firsts) < len(keyed.keys) else None
+        fill(replace(_part(job, keyed, keyed.firsts), order=order, since=since))
+        return
+    lacking = _publish(job, keyed, None)
+    if lacking is not None:
+        asks = (*job.asks, *identity.guessed(job.source))
+        check_before(replace(job, asks=asks), lacking.known, lacking.places)
+    while lacking is not None:
+        stage = _stage(job, keyed, lacking.todo)
+        with store_at(stage.path).held():
+            with closing(stage.job.open()) as appender:
+                # From now on no process takes the stage away. One may have, after it published the same samples.
+                appender.file.share(format.LOCK_SESSION)
+                lacking = _publish(job, keyed, None)
+                is_due = lacking is not None and np.array_equal(lacking.todo, stage.samples)
+                if is_due:
+                    fill(stage.job)
+            if is_due or lacking is None:
+                lacking = _publish(job, keyed, stage)
+
+
+def _is_done(chain: Chain, keyed: Keyed) -> bool:
+    """True if an archive is sealed for these samples, and a later fill tries none again."""
+    root = chain.root
+    if root is None or not chain.sealed or chain.origin.keys_digest != keyed.digest:
+        return False
+    return root.present + sum(failure.final for failure in root.failures) == root.length
+
+
+def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
+    """Make the job of some samples of the source."""
+    is_whole = len(indices) == len(keyed.keys)
+    source = job.source if is_whole else Subset(job.source, indices.tolist())
+    columns = {name: OfIndex(values) for name, values in keyed.only(indices).columns.items()}
+    spec = LabelSpec({**job.spec.sources, **columns})
+    return replace(
+        job, source=source, spec=spec, head=replace(job.head, length=len(indices)), is_part=not is_whole
+    )
+
+
+class _Lacking(NamedTuple):
+    """Samples of the source that an archive lacks, and the ones that it has: known, at places."""
+
+    todo: Ints
+    known: Ints
+    places: Ints
+
+
+class _Stage(NamedTuple):
+    """Archive of the samples that are computed for another one. job: its fill. samples: which ones of the source."""
+
+    path: str
+    job: Job
+    samples: Ints
+
+
+def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
+    """Begin a stage; its name tells stages of other samples and archives apart."""
+    part = _part(job, keyed, todo)
+    with closing(job.open(any_length=True)) as appender:
+        path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
+        made_by = _fingerprint_of(job, appender.chain.origin)
+        head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=made_by)
+    return _Stage(path, replace(part, path=path, head=head, told_path=job.path), todo)
+
+
+def _stages_of(appender: Appender) -> str:
+    """Return how the names of the stages of an archive begin: one that is built anew has others."""
+    return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
+
+
+def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
+    """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
+
+    tried: a stage that was filled: what it lacks failed, and is absent.
+    """
+    with ExitStack() as stack:
+        appender = stack.enter_context(closing(job.open(any_length=True)))
+        appender.claims.wait(0)  # until the archive is closed: one process publishes at a time
+        appender.catch_up()
+        if _is_done(appender.chain, keyed):
+            _remove_stages(appender.path)  # by another process, which left the ones in use
+            return None
+        contents = Contents(appender.chain, appender.file.pread, appender.table)
+        if KEY_COLUMN in contents.schema.names:
+            keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
+        start = max(contents.length, appender.chain.end_index)
+        places = _found(keyed.texts, contents, 0, np.full(len(keyed.keys), -1))
+        takeovers, own = list[_Takeover](), _stages_of(appender)
+        for path in _stages_at(appender.path):
+            if not path.startswith(own) or storage.RECOVERY in path or not recover(path):
+                continue
+            one = stack.enter_context(closing(_Takeover(path, start)))
+            missing = np.count_nonzero(places < 0)
+            places = _found(keyed.texts, one.contents, start, places)
+            if tried is not None and path == tried.path:
+                lost = tried.samples[places[tried.samples] < 0]
+                places[lost] = start + np.flatnonzero(np.isin(tried.samples, lost))
+            # Otherwise it is of a source that has changed since, or a killed process has appended it.
+            if np.count_nonzero(places < 0) < missing:
+                takeovers.append(one)
+                start += one.contents.length
+        todo = keyed.firsts[places[keyed.firsts] < 0]
+        if len(todo):
+            known = np.flatnonzero((places >= 0) & (places < contents.length))
+            return _Lacking(todo, known, places[known])
+        places = places[keyed.firsts[keyed.repeats]]
+        fingerprint = _fingerprint_of(job, appender.chain.origin)
+        parts = (chunk for one in takeovers for chunk in one.chunks())
+        failures = [failure for one in takeovers for failure in one.failures]
+        seal(appender, order=Order(places, fingerprint, parts, failures))
+        _remove_stages(appender.path)
+    return None
+
+
+def _remove_stages(path: str) -> None:
+    """Remove the stages of an archive that no process fills."""
+    for stage in _stages_at(path):
+        with closing(storage.File.open(stage, "r")) as file:
+            is_used = file.is_locked(format.LOCK_SESSION, 1)
+        if not is_used:
+            storage.remove(stage)
+
+
+def _stages_at(path: str) -> list[str]:
+    """List the stages of an archive, with files of their recovery."""
+    return sorted(glob.glob(f"{glob.escape(path)}{_STAGE}*"))
+
+
+def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
+    """Return the fingerprint for the order of a source; of one that tells only keys the archive's stays beside them."""
+    if not tells_source(job.head.fingerprint):
+        return {**(origin.fingerprint or {}), **(job.head.fingerprint or {})}
+    return job.made_by(origin.fingerprint)
+
+
+def _found(texts: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:
+    """Fill in the places of samples that an archive has; its first one counts from `start`."""
+    names = contents.schema.names
+    if KEY_COLUMN not in names or not contents.length:
+        return places
+    keys = contents.column(KEY_COLUMN, 0, contents.length)
+    versions = contents.column(_VERSION_COLUMN, 0, contents.length) if _VERSION_COLUMN in names else None
+    present = np.flatnonzero(contents.rows(0, contents.length)["flags"] & format.PRESENT > 0)
+    own = identity.joined(keys, versions).take(format.from_numpy(present, pa.int64()))
+    at = pc.index_in(texts, own).fill_null(-1).to_numpy()
+    is_new = (places < 0) & (at >= 0)
+    places[is_new] = start + present[at[is_new]]
+    return places
+
+
+class _Takeover:
+    """Stage whose samples an archive is to take over. start: of its samples there."""
+
+    def __init__(self, path: str, start: int) -> None:
+        self.path, self.start = path, start
+        self._file = storage.File.open(path, "r")
+        try:
+            self.chain = Chain(*format.read_head(self._file.pread, path), path)
+            self.chain.extend(self._file.pread, self._file.size())
+            self.contents = Contents(self.chain, self._file.pread, self._table)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _table(self, header: Header) -> ChunkTable:
+        return format.read_table(self._file.pread, header, self.path)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield its chunks, with samples as the archive numbers them."""
+        for header in self.chain.chunks:
+            table = self._table(header)
+            start = format.records_offset(header)
+            data = self._file.pread(start, header.payload_end - start)
+            rows = table.rows.copy()
+            rows["offset"] -= np.uint64(start)
+            yield Chunk(table.samples + self.start, rows, table.labels, list(table.schemas), data)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Failures of its samples, as the archive numbers them."""
+        known = self.chain.failures.items()
+        return [replace(one, index=index + self.start) for index, (_, one) in known]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
