@@ -182,7 +182,7 @@ class Building:
         if moved := "".join(f"\n  {line}" for line in found.moved):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        self.job = replace(job, code=tuple(found.code), asks=tuple(found.asks))
+        self.job = replace(job, found=found)
 
 
 def parents_of(source: Any) -> list[dict[str, Any]]:

@@ -107,8 +107,7 @@ class CachedFactory(Generic[P, T_co]):
             archive.head,
             LabelSpec({}),
             options=FillOptions.part_of(self.options),
-            code=tuple(found.code),
-            asks=tuple(found.asks),
+            found=found,
         )
         try:
             try:
@@ -171,7 +170,7 @@ class CachedFactory(Generic[P, T_co]):
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"
-            is_asked = self.options.spot_check is not False and (found.code or found.asks)
+            is_asked = self.options.spot_check is not False and found.asking
             return "asks" if is_asked else "same"
         if on_stale == "rebuild":
             return "rebuild"

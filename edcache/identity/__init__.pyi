@@ -5,6 +5,7 @@ from .keys import all_of as all_of
 from .keys import guessed as guessed
 from .keys import joined as joined
 from .keys import versions_of as versions_of
+from .recipe import SAME as SAME
 from .recipe import Difference as Difference
 from .recipe import Recipe as Recipe
 from .recipe import compare as compare

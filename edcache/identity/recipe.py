@@ -124,6 +124,16 @@ class Difference(NamedTuple):
     asks: list[str]
     code: list[str]
 
+    @property
+    def asking(self) -> str:
+        """Say in a message what asks for a sample; "" if nothing does."""
+        lines = [f"the code of {', '.join(self.code)} changed"] if self.code else []
+        return "; ".join([*lines, *([f"{', '.join(self.asks)} changed"] if self.asks else [])])
+
+
+SAME: Final = Difference([], [], [], [])
+"""Difference of equal recipes, or of recipes that are not compared."""
+
 
 def told(fingerprint: Mapping[str, Any]) -> Recipe:
     """Return the recipe that a user gives by a dict of JSON."""

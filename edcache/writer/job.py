@@ -13,7 +13,7 @@ from typing import Any
 
 from edcache import base, identity, storage
 from edcache.format import KEY_COLUMN, MAX_LENGTH, Failure, Head, shown_key
-from edcache.identity import Recipe
+from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender, check_order
@@ -37,8 +37,7 @@ class Job:
         order: of the samples in the sealed archive; None for the order of the source.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
         recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
-        code, asks: names of functions and classes, and of attributes, that are other ones than when the archive was
-            begun, and ask for a sample.
+        found: difference from the recipe of the archive.
         told_path: of the archive in messages, if `path` is its stage.
         is_part: True if `source` is a Subset of the user's source, whose indices messages tell.
         again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
@@ -58,8 +57,7 @@ class Job:
     told_path: str = ""
     is_part: bool = False
     recipe: Recipe | None = None
-    code: tuple[str, ...] = ()
-    asks: tuple[str, ...] = ()
+    found: Difference = identity.SAME
     again: tuple[int, int, tuple[str, bytes] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

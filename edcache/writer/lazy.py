@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import threading
+from dataclasses import replace
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
@@ -17,12 +18,13 @@ import numpy as np
 
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
+from edcache.identity import ENTRY
 from edcache.writer.chunk import Chunk
 from edcache.writer.fetcher import samples_of
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.seal import seal
-from edcache.writer.spot import with_state
+from edcache.writer.spot import with_first_sample, with_state
 
 logger = logging.getLogger("edcache")
 
@@ -59,6 +61,7 @@ class LazyFiller:
     def get(self, indices: list[int]) -> list[Any]:
         """Compute samples, keep them for the archive, and return them as the source made them."""
         archive = self._opened()
+        archive.learn(indices[0])
         samples = []
         for index, sample in zip(indices, samples_of(self._job, indices), strict=True):
             archive.keep(index, sample)
@@ -110,6 +113,8 @@ class _OpenArchive:
     def __init__(self, job: Job, max_bytes: int | None) -> None:
         self._pid = os.getpid()
         self._max_bytes = max_bytes
+        self._job = replace(job, options=replace(job.options, batch_size=1, num_workers=0))
+        self._has_learned = False
         self._appender = job.open()
         self._presence = Presence(self._appender, job.length)
         self._builder = job.builder(self._appender, keeps_failures=False)
@@ -122,6 +127,19 @@ class _OpenArchive:
     def is_usable(self) -> bool:
         """True if this process opened it, and did not inherit it in a fork, and no append was broken off."""
         return self._pid == os.getpid() and not self._appender.closed
+
+    def learn(self, index: int) -> None:
+        """Compute a sample twice before the first one is read, as a fill does, and note what the archive is to know."""
+        with self._turn:
+            found = self._appender.chain.origin.fingerprint
+            if self._has_learned or found is None or ENTRY in found:
+                return
+            self._has_learned = True
+            told: dict[str, Any] = with_first_sample(self._job, index).head.fingerprint or {}
+            if ENTRY in told:
+                known: dict[str, Any] = {name: told[name] for name in ("state", ENTRY) if name in told}
+                self._appender.amend(fingerprint=self._job.made_by({**found, **known}))
+                self._presence.update()
 
     def has_any(self, indices: list[int]) -> bool:
         """True if the archive has one of these samples now, of any process."""

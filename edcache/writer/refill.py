@@ -54,8 +54,8 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         return
     lacking = _publish(job, keyed, None)
     if lacking is not None:
-        asks = (*job.asks, *identity.guessed(job.source))
-        check_before(replace(job, asks=asks), lacking.known, lacking.places)
+        asks = [*job.found.asks, *identity.guessed(job.source)]
+        check_before(replace(job, found=job.found._replace(asks=asks)), lacking.known, lacking.places)
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():

@@ -31,16 +31,14 @@ from edcache.writer.job import Job
 _Record: TypeAlias = tuple[str, bytes]
 
 _MOST_ASKED: Final = 8
-_NOTHING: Final = (
-    "; nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
-)
+_NOTHING: Final = "nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
 _REMEDY: Final = (
     '. Use another path, or build it anew: keep_existing=False, with @cachable another version= or on_stale="rebuild"; '
     "spot_check=False compares no sample"
 )
 
 
-def with_first_sample(job: Job) -> Job:
+def with_first_sample(job: Job, index: int = 0) -> Job:
     """Compute the first sample of a new archive twice, and return the job with what its head is to tell of it.
 
     Warns if it is another one each time.
@@ -51,12 +49,12 @@ def with_first_sample(job: Job) -> Job:
     if job.options.spot_check is False or is_stream(job.source) or not job.length:
         return with_state(job)
     with suppress(Exception):  # the fill raises it again
-        again = _as_a_fill_does(job, 0, 2)
+        again = _as_a_fill_does(job, index, 2)
     if again is None:
         return with_state(job)
     first, other = identity.learned(again, job.head.codec)
     if other is not None:
-        name = f"field {other.field} of sample 0" if other.field else "sample 0"
+        name = f"field {other.field} of sample {index}" if other.field else f"sample {index}"
         base.warn(
             f"{where}: {name} is another one each time that it is computed. Random augmentation would be the same in "
             "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
@@ -135,7 +133,7 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
 def _is_due(job: Job, session: Session) -> bool:
     """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank."""
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
-    is_asked = bool(asked or job.code or job.asks)
+    is_asked = bool(asked or job.found.asking)
     if asked is False or not session.index.present or isinstance(job.source, Iterator):
         return False
     if is_stream(job.source) and not is_asked:  # which may be a pipe
@@ -154,7 +152,7 @@ def _count(job: Job, session: Session) -> int:
     if job.options.spot_check not in (None, True):
         return int(job.options.spot_check or 1)
     first = FirstSample.of(session.origin.fingerprint)
-    if not (job.code or job.asks) or first is None:
+    if not job.found.asking or first is None:
         return 1
     return max(1, min(_MOST_ASKED, int(identity.SECONDS / max(first.seconds, 1e-9))))
 
@@ -186,11 +184,11 @@ def _compare(
             is_compared, other = _differing(job, session, (position, index), compute)
         except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
             why = f"sample {position} was not compared: " + _line(error, job.path)
-            base.tell(f"{job.path}: {why}", False if job.code or job.asks else job.options.progress)
+            base.tell(f"{job.path}: {why}", False if job.found.asking else job.options.progress)
             break
         if other is not None:
-            what = "".join(f"; {line}" for line in _changed(job)) or _NOTHING
-            text = f"{session.path}: sample {position} is another one now: {other}{what}{_REMEDY}"
+            what = job.found.asking or _NOTHING
+            text = f"{session.path}: sample {position} is another one now: {other}; {what}{_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
         if not is_compared:
             break
@@ -212,8 +210,8 @@ def _not_compared(job: Job, session: Session, why: str) -> None:
     if job.options.spot_check is False or get_worker_info() is not None or not base.is_rank_0():
         return  # another process compares
     first = FirstSample.of(session.origin.fingerprint)
-    what = "; ".join(_changed(job))
-    if job.asks and (first is None or first.repeats):
+    what = job.found.asking
+    if job.found.asks and (first is None or first.repeats):
         text = f"{session.path}: {what}, and {why}{_REMEDY}"
         raise StaleCacheError(text, path=session.path, option="spot_check")
     if what:
@@ -221,14 +219,6 @@ def _not_compared(job: Job, session: Session, why: str) -> None:
             f"{session.path}: {what} since this cache was made, and {why}; if it makes other samples now"
         )
         base.warn(f"{message}, build it anew or use another path", once=(session.path, what))
-
-
-def _changed(job: Job) -> Iterator[str]:
-    """Yield what asks for a sample."""
-    if job.code:
-        yield f"the code of {', '.join(job.code)} changed"
-    if job.asks:
-        yield f"{', '.join(job.asks)} changed"
 
 
 def _differing(
@@ -249,7 +239,7 @@ def _differing(
         records += again.records
         if is_stream(job.source) and records[0] != records[-1]:  # as of a stream that shuffles
             return False, None
-        other = _other(session, stored, Recomputed(records, again.seconds), bool(job.code or job.asks))
+        other = _other(session, stored, Recomputed(records, again.seconds), bool(job.found.asking))
         if other is None:
             break
     return True, other

@@ -115,6 +115,35 @@ def test_one_sample_is_compared_in_this_process(tmp_path, log, memory, monkeypat
     kept.close()
 
 
+def test_a_lazy_cache_learns_at_its_first_read_what_a_fill_learns_at_its_first_sample(path, log):
+    ds = CachedDataset(Source(log), path, lazy=True)
+    assert not log.exists()
+    assert ds[3]["y"] == 3
+    assert taken(log) == [3, 3, 3]
+    assert ds[4]["y"] == 4
+    assert taken(log) == [4]
+    ds.close()
+    made = first_sample(path)
+    assert (made["repeats"], made["rounding"]) == (True, {})
+    CachedDataset(Source(log), path, lazy=True).close()
+    assert len(taken(log)) == 1
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Source(log, moved), path, lazy=True)
+
+
+def test_a_lazy_cache_warns_of_samples_that_do_not_repeat_and_compares_none(path, log):
+    def drawn(i):
+        return {"y": random.random()}
+
+    ds = CachedDataset(Source(log, drawn), path, lazy=True)
+    with pytest.warns(RuntimeWarning, match="field y of sample 2 is another one each time"):
+        ds[2]
+    ds.close()
+    taken(log)
+    CachedDataset(Source(log, drawn), path, lazy=True).close()
+    assert taken(log) == []
+
+
 def test_nothing_is_written_and_a_read_only_folder_will_do(tmp_path, log, capfd):
     folder = tmp_path / "folder"
     path = folder / "a.zip"

@@ -43,7 +43,7 @@ class Logged:
 
 
 def test_nothing_is_computed_before_it_is_asked_for(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, in_memory_keys=["y"])
     assert computed(log) == []
     assert len(ds) == 40
     assert not ds.complete
@@ -57,7 +57,7 @@ def test_nothing_is_computed_before_it_is_asked_for(path, log):
 
 
 def test_samples_that_labels_do_not_know_yet_are_told_once(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, in_memory_keys=["y"])
     assert len(ds.filter(y=None)) == len(ds.filter(range(40))) == 40
     with pytest.warns(RuntimeWarning, match=r"^filter\(\) leaves out 40 of 40 samples, which have no reco"):
         assert len(ds.filter(y=1)) == 0
@@ -66,7 +66,7 @@ def test_samples_that_labels_do_not_know_yet_are_told_once(path, log):
 
 
 def test_after_one_epoch_the_archive_is_sealed_and_the_next_computes_nothing(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, in_memory_keys=["y"])
     for _ in range(2):
         assert [s["y"] for s in ds] == [i % 3 for i in range(40)]
     assert computed(log) == list(range(40))
@@ -77,7 +77,7 @@ def test_after_one_epoch_the_archive_is_sealed_and_the_next_computes_nothing(pat
 
 
 def test_workers_of_a_data_loader_fill_it_together(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     loader = DataLoader(ds, batch_size=5, num_workers=2)
     seen = torch.cat([batch["x"][:, 0] for batch in loader])
     assert seen.tolist() == list(range(40))
@@ -88,7 +88,7 @@ def test_workers_of_a_data_loader_fill_it_together(path, log):
 
 
 def test_workers_that_stay_keep_an_open_chunk_each_until_they_end(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=True)
     for _ in range(2):
         assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == list(range(40))
@@ -103,7 +103,7 @@ def test_a_source_that_raises_says_so_at_the_read(path):
         def __getitem__(self, i):
             raise ValueError("broken")
 
-    ds = CachedDataset(Broken("unused"), path, lazy=True)
+    ds = CachedDataset(Broken("unused"), path, lazy=True, spot_check=False)
     with pytest.raises(SourceError, match="the source raised at index 4: ValueError: broken"):
         ds[4]
 
@@ -116,27 +116,27 @@ def test_a_lazy_cache_of_a_whole_archive_needs_its_source_no_more(path, log):
 
 
 def test_a_dropped_lazy_cache_publishes_what_it_computed(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     ds[1]
     del ds
     assert CachedDataset.from_cache(path, allow_partial=True)[1]["y"] == 1
 
 
 def test_a_sample_that_is_not_published_yet_is_not_computed_again(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     assert [ds[5]["y"] for _ in range(3)] == [2, 2, 2]
     assert computed(log) == [5]
 
 
 def test_a_batch_that_repeats_an_index_computes_it_once(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     assert [s["y"] for s in ds.__getitems__([4, 4, 4])] == [1, 1, 1]
     assert computed(log) == [4]
 
 
 @pytest.mark.parametrize("chunk_size", [1, None])
 def test_edits_of_a_sample_never_reach_the_cache(path, log, chunk_size):
-    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=chunk_size)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, chunk_size=chunk_size)
     ds[5]["x"].fill_(-1)
     assert ds[5]["x"].tolist() == [5, 5]
     ds.close()
@@ -144,15 +144,15 @@ def test_edits_of_a_sample_never_reach_the_cache(path, log, chunk_size):
 
 
 def test_what_another_cache_published_meanwhile_is_not_computed_again(path, log):
-    one = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
-    two = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    one = CachedDataset(Logged(log), path, lazy=True, spot_check=False, chunk_size=1)
+    two = CachedDataset(Logged(log), path, lazy=True, spot_check=False, chunk_size=1)
     assert one[3]["y"] == 0
     assert two[3]["y"] == 0
     assert computed(log) == [3]
 
 
 def test_a_pickled_lazy_cache_fills_the_same_archive(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, chunk_size=1)
     copy = pickle.loads(pickle.dumps(ds))
     copy[1], ds[2]
     assert (ds[1]["y"], copy[2]["y"]) == (1, 2)
@@ -164,14 +164,14 @@ def test_a_sample_that_cannot_be_stored_says_so_at_the_read(path):
         def __getitem__(self, i):
             return {"bad": {i}}
 
-    ds = CachedDataset(Sets("unused"), path, lazy=True)
+    ds = CachedDataset(Sets("unused"), path, lazy=True, spot_check=False)
     with pytest.raises(CodecError, match=r'a.zip: sample 4: sample\["bad"\]: cannot store set'):
         ds[4]
 
 
 def test_lazy_does_not_begin_anew(path, log):
     with pytest.raises(OptionError, match="lazy=True fills what is there; to begin anew delete the file"):
-        CachedDataset(Logged(log), path, lazy=True, keep_existing=False)
+        CachedDataset(Logged(log), path, lazy=True, spot_check=False, keep_existing=False)
 
 
 # --- what does not fit ------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Big(Logged):
 
 @pytest.mark.parametrize("limit", [150_000, "150kB", "0.15 MB"])
 def test_an_archive_does_not_grow_beyond_max_bytes(path, log, limit):
-    ds = CachedDataset(Big(log), path, lazy=True, max_bytes=limit, chunk_size=2)
+    ds = CachedDataset(Big(log), path, lazy=True, spot_check=False, max_bytes=limit, chunk_size=2)
     with pytest.warns(RuntimeWarning, match="the archive would grow beyond max_bytes=150,000; samples"):
         list(ds)
     ds.close()
@@ -192,7 +192,7 @@ def test_an_archive_does_not_grow_beyond_max_bytes(path, log, limit):
     kept = Reader(path, allow_partial=True).present
     assert 5 < kept < 20
     log.unlink()
-    again = CachedDataset(Big(log), path, lazy=True)
+    again = CachedDataset(Big(log), path, lazy=True, spot_check=False)
     missing = again.missing.tolist()
     assert [again[i]["x"][0] for i in range(40)] == list(range(40))
     assert computed(log) == missing
@@ -216,7 +216,7 @@ class Sized:
 @pytest.mark.parametrize("limit", [60_000, 1_000_000, 6_000_000])
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd", "in_memory_keys": ["name"]}], ids=str)
 def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
-    ds = CachedDataset(Sized(nbytes, 2_000), path, lazy=True, max_bytes=limit, **options)
+    ds = CachedDataset(Sized(nbytes, 2_000), path, lazy=True, spot_check=False, max_bytes=limit, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for i in range(min(2_000, 2 * limit // (nbytes + 300) + 5)):
@@ -235,7 +235,7 @@ def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
 
 @pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")
 def test_workers_together_keep_to_max_bytes(path):
-    ds = CachedDataset(Sized(8_000, 800), path, lazy=True, max_bytes=1_000_000)
+    ds = CachedDataset(Sized(8_000, 800), path, lazy=True, spot_check=False, max_bytes=1_000_000)
     for batch in DataLoader(ds, batch_size=5, num_workers=2, collate_fn=list):
         assert len(batch) == 5
     assert 900_000 < path.stat().st_size <= 1_000_000
@@ -254,13 +254,13 @@ def test_a_part_of_the_free_disk_is_a_limit(path, log):
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "much", "GB", "-1GB", "1e999B", True, "nan"])
 def test_what_is_no_limit_is_refused(path, log, limit):
     with pytest.raises(OptionError) as caught:
-        CachedDataset(Logged(log), path, lazy=True, max_bytes=limit)
+        CachedDataset(Logged(log), path, lazy=True, spot_check=False, max_bytes=limit)
     assert f'max_bytes={limit!r}; give bytes, text such as "20GB", or a part' in str(caught.value)
 
 
 def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
     with replace_system(Small(150_000)):
-        ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
+        ds = CachedDataset(Big(log), path, lazy=True, spot_check=False, chunk_size=2)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             for _ in range(2):
@@ -268,7 +268,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
             ds.close()
     assert len(told) == 1
     assert re.search("a.zip: writing .* No space left on device; samples that are not", str(told[0].message))
-    ds = CachedDataset(Big(log), path, lazy=True)
+    ds = CachedDataset(Big(log), path, lazy=True, spot_check=False)
     assert 5 < 40 - len(ds.missing) < 20
     assert edcache.verify(path).problems == []
     ds.warmup()
@@ -280,8 +280,8 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypatch):
     monkeypatch.setattr(builder, "_SMALL_SECONDS", (60.0, 60.0))  # or the first might publish too soon
-    one = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
-    two = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    one = CachedDataset(Logged(log), path, lazy=True, spot_check=False, in_memory_keys=["y"])
+    two = CachedDataset(Logged(log), path, lazy=True, spot_check=False, in_memory_keys=["y"])
     one[3], one[4], two[4], two[5]
     one.close()
     two.close()
@@ -299,7 +299,7 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypa
 
 
 def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
-    ds = CachedDataset(Logged(log, 400), path, lazy=True, chunk_size=10)
+    ds = CachedDataset(Logged(log, 400), path, lazy=True, spot_check=False, chunk_size=10)
     found = {}
 
     def read(start):
@@ -317,7 +317,7 @@ def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_forked_or_spawned_worker_publishes_what_it_computed_when_it_ends(path, log, context):
-    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     ds[39]
     process = get_context(context).Process(target=ds.__getitem__, args=(7,))
     process.start()
@@ -333,7 +333,7 @@ import os, sys, time
 sys.path += sys.argv[3].split(os.pathsep)
 from edcache import CachedDataset
 from test_lazy import Logged
-ds = CachedDataset(Logged(sys.argv[2], 400), sys.argv[1], lazy=True, chunk_size=10)
+ds = CachedDataset(Logged(sys.argv[2], 400), sys.argv[1], lazy=True, spot_check=False, chunk_size=10)
 for k in map(int, sys.argv[4:]):
     assert ds[k]["x"][0] == k
 print("read", flush=True)
@@ -378,7 +378,7 @@ def test_an_archive_that_is_gone_as_its_process_ends_takes_one_line(tmp_path):
     folder.mkdir()
     script.write_text(
         f"import sys; sys.path[:] = {sys.path!r}\nimport shutil\nfrom edcache import CachedDataset\n"
-        f"ds = CachedDataset([1, 2, 3], {str(folder / 'a.zip')!r}, lazy=True)\n"
+        f"ds = CachedDataset([1, 2, 3], {str(folder / 'a.zip')!r}, lazy=True, spot_check=False)\n"
         f"ds[1]; shutil.rmtree({str(folder)!r})\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
@@ -388,7 +388,7 @@ def test_an_archive_that_is_gone_as_its_process_ends_takes_one_line(tmp_path):
 
 
 def test_a_cycle_that_is_collected_amid_a_read_of_another_cache_keeps_its_samples(path, log, tmp_path):
-    cycle = {"ds": CachedDataset(Logged(log), path, lazy=True)}
+    cycle = {"ds": CachedDataset(Logged(log), path, lazy=True, spot_check=False)}
     cycle["me"] = cycle
     for i in range(10):
         cycle["ds"][i]
@@ -399,7 +399,7 @@ def test_a_cycle_that_is_collected_amid_a_read_of_another_cache_keeps_its_sample
             return super().__getitem__(i)
 
     before = set(threading.enumerate())
-    other = CachedDataset(Collecting(log), tmp_path / "other.zip", lazy=True)
+    other = CachedDataset(Collecting(log), tmp_path / "other.zip", lazy=True, spot_check=False)
     del cycle
     assert other[0]["y"] == 0
     assert set(threading.enumerate()) <= before
@@ -407,7 +407,7 @@ def test_a_cycle_that_is_collected_amid_a_read_of_another_cache_keeps_its_sample
 
 
 def test_a_flush_does_not_wait_for_what_others_go_on_to_read(path, log):
-    ds = CachedDataset(Logged(log, 100_000), path, lazy=True)
+    ds = CachedDataset(Logged(log, 100_000), path, lazy=True, spot_check=False)
     stop = threading.Event()
     counter = itertools.count(1)
 
@@ -431,8 +431,8 @@ def test_a_flush_does_not_wait_for_what_others_go_on_to_read(path, log):
 
 
 def test_a_read_does_not_wait_while_another_cache_is_opened(tmp_path, log, monkeypatch):
-    opened = CachedDataset(Logged(log), tmp_path / "a.zip", lazy=True)
-    other = CachedDataset(Logged(log), tmp_path / "b.zip", lazy=True)
+    opened = CachedDataset(Logged(log), tmp_path / "a.zip", lazy=True, spot_check=False)
+    other = CachedDataset(Logged(log), tmp_path / "b.zip", lazy=True, spot_check=False)
     opened[0]
     begun, may_go = threading.Event(), threading.Event()
     open_archive = Job.open
@@ -487,7 +487,7 @@ class Batches(Logged):
 def test_a_batch_is_one_call_of_a_source_that_gives_batches(path, log, form):
     source = Batches(log, 40)
     source.form = form
-    ds = CachedDataset(source, path, lazy=True, progress=False)
+    ds = CachedDataset(source, path, lazy=True, spot_check=False, progress=False)
     first = ds.batch([5, 3, 5, 20])
     assert first["x"].tolist() == [5, 3, 5, 20]
     assert first["y"] == ["text 5", "text 3", "text 5", "text 20"]
