@@ -17,7 +17,7 @@ from .recipe import told as told
 from .settings import Settings as Settings
 from .settings import qualified_name as qualified_name
 from .spot import ENTRY as ENTRY
-from .spot import MOST_DRAWS as MOST_DRAWS
+from .spot import FEW_DRAWS as FEW_DRAWS
 from .spot import SECONDS as SECONDS
 from .spot import FirstSample as FirstSample
 from .spot import Other as Other

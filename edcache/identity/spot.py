@@ -6,11 +6,12 @@ A sample that is computed again shows what any of them changes.
 - A fill computes its first sample twice, under other states of the random generators; if the source computes batches,
   once alone and once in a batch. `learned` keeps how far the two differ, field by field: mostly not at all, and by the
   rounding of a model otherwise. If they differ by more, the samples do not repeat, and are never compared.
-- Later, `find_other` compares a recomputed sample with its record. A field is the same if it differs by at most ten
-  times its rounding, or the precision of its dtype. It is near if it differs by at most 2 % of its norm, or an image by
-  two levels: so do other processors and libraries. Near is right where nothing else changed.
-- A source that draws random numbers, or holds a generator of its own, is computed several times, since two draws of a
-  coin are equal half of the time.
+- Later, `find_other` compares a recomputed sample with its record. A field is another one if its type or its dtype is.
+  It is the same if it differs by at most ten times its rounding, or the precision of its dtype. It is near if it
+  differs by at most 2 % of its norm, or a photo by two levels: so do other processors and libraries. Near is right
+  where nothing else changed. A mask of classes, which has few levels, is exact.
+- A source that draws random numbers, or holds a generator of its own, is computed many times, since draws are equal
+  now and then: of a coin half of the time.
 
 What must never happen: that a check changes the random generators of the process, or the archive.
 """
@@ -40,11 +41,16 @@ _MOST_HELD: Final = 10_000
 SECONDS: Final = 2.0
 """Longest time of a sample that is computed again unasked."""
 
-MOST_DRAWS: Final = 8
-"""Computations of a sample that may be another one each time."""
+MOST_DRAWS: Final = 64
+"""Computations of a sample that draws random numbers, if they take no longer than `SECONDS`."""
+
+FEW_DRAWS: Final = 8
+"""Computations of any other sample that differs, which may be another one each time."""
 
 _NEAR: Final = 0.02
 _LEVELS: Final = 2.0
+_FEW_LEVELS: Final = 32
+_BLOCK: Final = 1 << 18
 _ROUNDINGS: Final = 10
 
 
@@ -123,7 +129,7 @@ def recompute(
 
     Args:
         ways: functions that compute it, called in turn. A sample that draws global random numbers is computed up to
-            eight times, for at most two seconds; two draws of a coin are equal half of the time.
+            `MOST_DRAWS` times, for at most two seconds.
         least: number of computations, if they take no two seconds. stored: record; an equal one ends it.
     Raises: as the source.
     """
@@ -142,7 +148,9 @@ def recompute(
                 return Recomputed(records, best)
             seconds = time.monotonic() - began
             draws = _comparable(_states()) != before
-            if seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
+            # Computed in the same way, it is another one: more would tell no more.
+            is_random = stored is None and number >= len(ways) and records[-1] != records[-1 - len(ways)]
+            if is_random or seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
                 return Recomputed(records, best)
 
 
@@ -191,13 +199,13 @@ def find_other(
         stored: schema and bytes of the record. made: as the archive knows it.
         is_asked: True if something else has changed, so that a field that is only near is another one.
     """
-    others = []
-    for record in again.records:
+    others, records = [], [*dict.fromkeys(again.records)]
+    for record in records:
         other = _worst(stored, record, {} if made is None else made.rounding, codec, is_asked)
         if other is None:
             return None
         others.append(other)
-    first, *more = again.records
+    first, *more = records
     if any(not one.is_near for record in more for one in _deviations(first, record, codec)):
         return None  # it does not repeat, though the fill's first one did
     return others[0]
@@ -307,7 +315,7 @@ def _decoded(record: tuple[str, bytes], codec: str) -> Any:
 def _leaves(
     value: Any, keys: tuple[Any, ...] = (), around: tuple[Any, ...] = ()
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the values in a sample that are no containers, or empty ones, with the keys that lead to them.
+    """Yield the values in a sample, with the keys that lead to them; of containers with items the type.
 
     around: containers around it; one that holds itself is not told again.
     """
@@ -325,6 +333,7 @@ def _leaves(
     if not items:
         yield keys, value
     elif not any(value is one for one in around):
+        yield keys, type(value)
         for key, part in items:
             yield from _leaves(part, (*keys, key), (*around, value))
 
@@ -332,8 +341,9 @@ def _leaves(
 def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | None:
     """Compare two values; None if they are equal."""
     one, other = _numbers(before), _numbers(now)
-    if one is None or other is None or one.shape != other.shape:
-        if (one is None) is (other is None) and _are_equal(before, now, codec):
+    is_alike = type(before) is type(now) and getattr(before, "dtype", None) == getattr(now, "dtype", None)
+    if one is None or other is None or one.shape != other.shape or not is_alike:
+        if one is None and other is None and _are_equal(before, now, codec):
             return None
         return _Deviation(name, float("inf"), 0.0, False, before, now)
     distance = _distance(one, other)
@@ -341,8 +351,8 @@ def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | Non
         return None
     kind, precision = _precision(before)
     is_near = kind == "f" and distance <= _NEAR
-    if kind == "u" and one.ndim >= 2:
-        is_near = float(np.abs(one.astype(np.float64) - other).mean()) <= _LEVELS
+    if kind == "u" and one.ndim >= 2 and np.count_nonzero(np.bincount(one.ravel())) > _FEW_LEVELS:
+        is_near = float(np.abs(one.astype(np.int16) - other).mean()) <= _LEVELS
     return _Deviation(name, distance, precision, is_near, before, now)
 
 
@@ -396,17 +406,23 @@ def _distance(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     if np.array_equal(one, other, equal_nan=True):
         return 0.0
     is_complex = "c" in (one.dtype.kind, other.dtype.kind)
-    one, other = _floats(one, is_complex), _floats(other, is_complex)
-    is_odd = ~(np.isfinite(one) & np.isfinite(other))
-    if not np.array_equal(one[is_odd], other[is_odd], equal_nan=True):
-        return float("inf")
-    one, other = one[~is_odd], other[~is_odd]
-    scale = (
-        float(max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))) or 1.0
-    )  # so that no square overflows
-    one, other = one / scale, other / scale
-    larger = float(max(np.linalg.norm(one), np.linalg.norm(other))) or 1.0
-    return max(float(np.linalg.norm(one - other)) / larger, float(np.finfo(np.float64).tiny))
+    one, other = np.ravel(one), np.ravel(other)
+    parts = [slice(start, start + _BLOCK) for start in range(0, one.size, _BLOCK)]
+    largest = 0.0  # by which all is divided, so that no square overflows
+    for part in parts:
+        pair = _floats(one[part], is_complex), _floats(other[part], is_complex)
+        is_odd = ~(np.isfinite(pair[0]) & np.isfinite(pair[1]))
+        if not np.array_equal(pair[0][is_odd], pair[1][is_odd], equal_nan=True):
+            return float("inf")
+        largest = max(largest, *(float(np.abs(side[~is_odd]).max(initial=0)) for side in pair))
+    squares = np.zeros(3)  # of the difference, and of both
+    for part in parts:
+        pair = _floats(one[part], is_complex), _floats(other[part], is_complex)
+        is_even = np.isfinite(pair[0]) & np.isfinite(pair[1])
+        a, b = (side[is_even] / (largest or 1.0) for side in pair)
+        squares += [float(np.dot(side, side)) for side in (a - b, a, b)]
+    norms = np.sqrt(squares)
+    return max(float(norms[0] / (max(norms[1:]) or 1.0)), float(np.finfo(np.float64).tiny))
 
 
 def _floats(numbers: npt.NDArray[Any], is_complex: bool) -> npt.NDArray[np.float64]:

@@ -139,8 +139,8 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
-    if stored is None and identity.holds_generator(job.source):
-        least = identity.MOST_DRAWS
+    if (stored is None or least > 1) and identity.holds_generator(job.source):
+        least = identity.FEW_DRAWS
     described = job.source.dataset if job.is_part else job.source
     before = identity.recipe_of(described) if stored is None else None
     again = identity.recompute(ways[:least], job.head.codec, least, stored)

@@ -97,9 +97,9 @@ def _fill(job: Job) -> None:
     with closing(job.open()) as appender:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
+        if presence.count and job.order is None:
+            check_before(job)
         if presence.missing:
-            if presence.count and job.order is None:
-                check_before(job)
             _compute(job, appender, presence)
         # In the order of the source also without a sample that failed: else others that it repeats were absent.
         if presence.complete or job.order is not None:

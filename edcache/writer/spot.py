@@ -23,6 +23,7 @@ from edcache.base import Ints, OptionError, ReadOptions, SourceError, StaleCache
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
+from edcache.writer.appender import Appender
 from edcache.writer.crew import compute_apart, crew_size
 from edcache.writer.features import is_stream
 from edcache.writer.fetcher import compute_again
@@ -81,14 +82,22 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
 
+def note_seconds(job: Job, appender: Appender, seconds: float) -> None:
+    """Note in the archive of a stream how long its first sample took, so that it is compared later."""
+    found = appender.chain.origin.fingerprint
+    if found is None or identity.ENTRY in found or isinstance(job.source, Iterator):
+        return
+    if job.options.spot_check is not False:
+        appender.amend(fingerprint={**found, identity.ENTRY: FirstSample(seconds).to_json()})
+
+
 def check_open(job: Job, archive: Reader) -> None:
     """Compare a sample of an archive with the source, which this process computes.
 
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    chosen = _with_record(session, _count(job, session)) if _is_due(job, session) else []
-    chosen = [0] if is_stream(job.source) and chosen else chosen
+    chosen = _chosen(job, session, _count(job, session)) if _is_due(job, session) else []
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
@@ -105,7 +114,8 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
         session = archive.open()
         most = _count(job, session) if _is_due(job, session) else 0
         if positions is None or places is None:
-            pairs = [(index, index) for index in _with_record(session, most) if index < job.length]
+            chosen = _chosen(job, session, most)
+            pairs = [(index, index) for index in chosen if is_stream(job.source) or index < job.length]
         else:
             pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), most)]
         _compare(job, session, pairs, _as_a_fill_does)
@@ -122,7 +132,9 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
         text = f"{archive.path}: its samples are other ones each time that they are computed"
         raise OptionError(f"{text}, so that none can be compared")
     found, job = {}, Job(source, archive.path, session.head, LabelSpec({}))
-    for index in sorted(_with_record(session, most)):
+    if isinstance(source, Iterator):
+        raise OptionError(f"{archive.path}: an iterator has no first sample; give the dataset that it is of")
+    for index in sorted(_chosen(job, session, most)):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
         if other is not None:
@@ -136,8 +148,6 @@ def _is_due(job: Job, session: Session) -> bool:
     is_asked = bool(asked or job.found.asking)
     if asked is False or not session.index.present or isinstance(job.source, Iterator):
         return False
-    if is_stream(job.source) and not is_asked:  # which may be a pipe
-        return False
     if get_worker_info() is not None or not base.is_rank_0() or (first is not None and not first.repeats):
         return False
     if job.head.fingerprint is None:  # nothing is to be compared
@@ -147,8 +157,6 @@ def _is_due(job: Job, session: Session) -> bool:
 
 def _count(job: Job, session: Session) -> int:
     """Return the number of samples to compare: one; if code asks several, as time allows, since one may not show it."""
-    if is_stream(job.source):
-        return 1
     if job.options.spot_check not in (None, True):
         return int(job.options.spot_check or 1)
     first = FirstSample.of(session.origin.fingerprint)
@@ -162,9 +170,11 @@ def _some(count: int, most: int) -> list[int]:
     return random.SystemRandom().sample(range(count), min(count, most))
 
 
-def _with_record(session: Session, most: int) -> list[int]:
-    """Choose samples with a record."""
+def _chosen(job: Job, session: Session, most: int) -> list[int]:
+    """Choose samples with a record, of a stream the first."""
     index = session.index
+    if is_stream(job.source):
+        return [0] if most and index.has(0) else []
     if index.is_dense:
         return _some(session.length, most)
     held = index.held()
@@ -232,7 +242,7 @@ def _differing(
     Returns: whether it was compared, and a field that is another one.
     """
     stored, records, other = _stored(session, pair[1]), list[_Record](), None
-    for least in (1, identity.MOST_DRAWS):  # one that differs may be another one each time
+    for least in (1, identity.FEW_DRAWS):  # one that differs may be another one each time
         again = compute(job, pair[0], least, stored)
         if again is None:
             return False, None
@@ -270,6 +280,6 @@ def _as_a_fill_does(job: Job, index: int, least: int, stored: _Record | None = N
             raise SourceError(f"a task raised {type(error).__name__}: {error}") from error
         made: Recomputed = task.result()
         return made
-    if crew_size(job):
+    if not is_stream(job.source) and crew_size(job):
         return compute_apart(replace(job, again=(index, least, stored)))
     return compute_again(job, index, least, stored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -23,6 +24,7 @@ from edcache.writer.job import (
     worker_count,
 )
 from edcache.writer.seal import seal
+from edcache.writer.spot import check_before, note_seconds
 
 # First samples of each worker that are compared with another worker's, before one is stored.
 _COMPARED: Final = 4
@@ -63,9 +65,14 @@ def fill_stream(job: Job) -> None:
                 return outcome(job.path, present, None, goes_on)
 
             with errors_with(ending):
+                if kept:
+                    check_before(job)
                 try:
+                    began = time.monotonic()
                     for index, sample in enumerate(_samples(job)):
                         count = index + 1
+                        if index == 0:
+                            note_seconds(job, appender, time.monotonic() - began)
                         if index in kept:
                             continue
                         before = builder.nbytes

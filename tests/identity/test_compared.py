@@ -16,7 +16,7 @@ from likeness import same
 from edcache.codec import Encoder
 from edcache.errors import CodecError
 from edcache.identity import (
-    MOST_DRAWS,
+    FEW_DRAWS,
     FirstSample,
     Other,
     Recomputed,
@@ -227,11 +227,36 @@ def test_floating_point_numbers_may_be_rounded_and_others_near(ones, rounded, cl
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array], ids=["torch", "numpy"])
-def test_an_image_may_differ_by_two_levels(make):
-    levels = np.full((8, 8, 3), 9, np.uint8)
+def test_a_photo_may_differ_by_two_levels(make):
+    levels = np.arange(9, 201, dtype=np.uint8).reshape(8, 8, 3)
     for change, is_near in ((1, True), (2, True), (3, False)):
         assert (other_of(make(levels), make(levels + np.uint8(change))) is None) == is_near
         assert other_of(make(levels), make(levels - np.uint8(change)), is_asked=True) is not None
+
+
+@pytest.mark.parametrize("count", [2, 4, 32])
+def test_a_mask_of_few_classes_is_exact(count):
+    classes = (np.arange(64 * 64) % count).astype(np.uint8).reshape(64, 64)
+    assert other_of(classes, classes) is None
+    assert other_of(classes, classes + np.uint8(1)) is not None
+
+
+KINDS = {
+    "a wider float": (np.ones(3, np.float32), np.ones(3)),
+    "integers": (np.ones(3, np.float32), np.ones(3, np.int64)),
+    "bools": (np.ones(3, np.bool_), np.ones(3, np.uint8)),
+    "a number of Python": (3, 3.0),
+    "a bool of Python": (0, False),
+    "a tensor": (np.arange(3), torch.arange(3)),
+    "a tuple": ([1, 2], (1, 2)),
+    "nothing in it": (np.zeros(0, np.float32), np.zeros(0, np.int64)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), KINDS.values(), ids=KINDS)
+def test_equal_numbers_of_another_kind_are_others(one, other):
+    assert other_of(one, one) is None
+    assert None not in (other_of(one, other), other_of(other, one))
 
 
 # --- one that is another one each time ---
@@ -256,13 +281,13 @@ def test_a_coin_is_no_sample_that_repeats(coin, clock):
     def again(least, stored=None):
         return recompute([lambda: {"x": coin()}], "native", least, stored)
 
-    least = MOST_DRAWS if "HELD" in coin.__code__.co_names else 2  # as of a source that holds a generator
+    least = FEW_DRAWS if "HELD" in coin.__code__.co_names else 2  # as of a source that holds a generator
     found = [learned(again(least), "native") for _ in range(300)]
     assert sum(first.repeats for first, _ in found) < 6
     assert all(first.repeats is (other is None) for first, other in found)
     # Nor is one that was not noticed taken for another one later.
     stored = record({"x": True})
-    found = [find_other(stored, again(MOST_DRAWS, stored), None, "native", True) for _ in range(300)]
+    found = [find_other(stored, again(FEW_DRAWS, stored), None, "native", True) for _ in range(300)]
     assert sum(one is not None for one in found) < 6
 
 
@@ -296,7 +321,7 @@ def test_a_sample_is_computed_for_seconds_alone(clock, seconds, least, stored, c
         return torch.rand(()) > 2 if draws else 0
 
     again = recompute([compute], "native", least, record(1) if stored else None)
-    assert len(again.records) == (min(8, 1 + int(2 / seconds)) if draws else count)
+    assert len(again.records) == (min(64, 1 + int(2 / seconds)) if draws else count)
     assert again.seconds == pytest.approx(seconds)
     assert len(recompute([compute], "native", 8, record(compute())).records) == 1
 

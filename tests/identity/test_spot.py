@@ -144,6 +144,65 @@ def test_a_lazy_cache_warns_of_samples_that_do_not_repeat_and_compares_none(path
     assert taken(log) == []
 
 
+class Stream:
+    """Iterated source, which may end by an error."""
+
+    def __init__(self, log, make=sample, count=COUNT):
+        self._log, self._make, self._count = log, make, count
+
+    def __edcache_fingerprint__(self):
+        return {}
+
+    def __iter__(self):
+        for i in range(COUNT):
+            if i == self._count:
+                raise ValueError("stopped")
+            note(self._log, i)
+            yield self._make(i)
+
+
+def test_a_stream_is_compared_by_its_first_sample(path, log):
+    ds = CachedDataset(Stream(log), path)
+    assert taken(log) == [*range(COUNT)]
+    CachedDataset(Stream(log), path)
+    assert taken(log) == [0]
+    assert ds.spot_check(Stream(log)) == {}
+    assert [*ds.spot_check(Stream(log, moved))] == [0]
+    with pytest.raises(StaleCacheError, match="sample 0 is another one now"):
+        CachedDataset(Stream(log, moved), path)
+    with pytest.raises(OptionError, match="give the dataset that it is of"):
+        ds.spot_check(iter(Stream(log)))
+
+
+def test_a_stream_that_draws_is_not_compared(path, log):
+    def drawn(i):
+        return {"y": random.random()}
+
+    CachedDataset(Stream(log, drawn), path)
+    assert len(CachedDataset(Stream(log, drawn), path)) == COUNT
+
+
+def test_a_stream_is_compared_before_it_is_filled_on(path, log):
+    with pytest.raises(SourceError, match="stopped"):
+        CachedDataset(Stream(log, count=5), path)
+    taken(log)
+    with pytest.raises(StaleCacheError, match="sample 0 is another one now"):
+        CachedDataset(Stream(log, moved), path)
+    assert len(CachedDataset(Stream(log), path)) == COUNT
+
+
+def test_an_archive_that_only_lacks_its_seal_is_compared_before_it(path, log, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(import_module("edcache.writer.fill"), "seal", killed)
+        CachedDataset(Source(log), path)
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Source(log, moved), path)
+    assert CachedDataset(Source(log), path).complete
+
+
 def test_nothing_is_written_and_a_read_only_folder_will_do(tmp_path, log, capfd):
     folder = tmp_path / "folder"
     path = folder / "a.zip"
