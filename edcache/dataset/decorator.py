@@ -195,7 +195,7 @@ class CachedFactory(Generic[P, T_co]):
         return dict(bound.arguments)
 
     def _locate(self, arguments: Mapping[str, Any], call: Recipe) -> str:
-        slugs = {name: _slug(value, call.settings[f"argument {name}"]) for name, value in arguments.items()}
+        slugs = {name: _slug(value) for name, value in arguments.items()}
         if self._path is None:
             return _default_path(self.uncached, call, slugs)
         try:
@@ -284,9 +284,9 @@ def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
     return os.path.join(cache_folder(), f"{'-'.join(filter(None, (name, shown_call, digest)))}.zip")
 
 
-def _slug(value: object, described: Any = None) -> str:
+def _slug(value: object) -> str:
     """Write a value for a file name: without separators and characters that a shell or a disk dislikes."""
     if callable(value) or isinstance(value, (dict, frozenset, list, set, tuple)):
         # str() may have an address, or the order of this process.
-        value = described[0]
+        value = identity.Settings().describe(value).exact[0]
     return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

@@ -48,6 +48,7 @@ _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
 _OTHERS: Final = "others"
+_NAMES: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
@@ -70,6 +71,11 @@ class Recipe:
     columns: Mapping[str, Any] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[], Recipe] | None = None
+
+    def put_into(self, fingerprint: Mapping[str, Any] | None, state: Iterable[str] = ()) -> dict[str, Any]:
+        """Return a fingerprint of another recipe with this one, and what else the other has. state: as `to_json`."""
+        rest = {name: value for name, value in (fingerprint or {}).items() if name not in _NAMES}
+        return {**rest, **self.to_json(state)}
 
     def to_json(self, state: Iterable[str] = ()) -> dict[str, Any]:
         """Return what an archive keeps. state: names that are left out."""
@@ -144,15 +150,14 @@ def recipe_of_call(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> Recipe:
     """Describe a call of a dataset factory, given every parameter by name; nothing is called."""
-    settings, asks, walk = {"factory": name_of(factory)}, dict[str, str](), Settings()
+    walk = Settings()
     held, changing = _held(factory)
-    for name, value in {**held, **arguments, **changing}.items():
-        exact = _note(asks, f"argument {name}", walk.describe(value), name not in changing)
-        if exact is not _ABSENT:
-            settings[f"argument {name}"] = exact
+    given = {**held, **arguments, **changing}
+    leaves = [(name, _Leaf(value, name not in changing, False, True)) for name, value in given.items()]
+    exact, asks = _described(_opened(leaves, None, False), walk, "argument")
     reached = reached_from([factory, *walk.met.values()])
-    settings |= _weights(reached, walk)
-    settings["version"] = Settings().describe(version).exact
+    version_now = Settings().describe(version).exact
+    settings = {"factory": name_of(factory), **exact, **_weights(reached, walk), "version": version_now}
     code = code_of(reached, _CODE_NBYTES) if version is None else {}
     again = functools.partial(recipe_of_call, factory, arguments, version)
     return Recipe(settings, asks, code, again=again)
@@ -211,7 +216,9 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     return made
 
 
-def _described(leaves: Mapping[str, _Leaf], walk: Settings) -> tuple[dict[str, Any], dict[str, str]]:
+def _described(
+    leaves: Mapping[str, _Leaf], walk: Settings, kind: str = "attribute"
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Describe attributes that are no columns: settings, and digests of what asks."""
     settings, asks = dict[str, Any](), dict[str, str]()
     for name, leaf in leaves.items():
@@ -219,9 +226,9 @@ def _described(leaves: Mapping[str, _Leaf], walk: Settings) -> tuple[dict[str, A
             continue
         value = os.fsdecode(leaf.value) if isinstance(leaf.value, os.PathLike) else leaf.value
         told = Described([leaf.word], "", "") if leaf.word else walk.describe(value)
-        exact = _note(asks, f"attribute {name}", told, leaf.is_exact)
+        exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
-            settings[f"attribute {name}"] = exact
+            settings[f"{kind} {name}"] = exact
     return settings, asks
 
 
@@ -236,11 +243,16 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
 
 
 def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
-    """Describe the modules of torch that code names, and code that this names, by class."""
+    """Describe the weights of modules of torch that code names, and code that this names, by class.
+
+    Attributes of a module, which may count its calls, are constants of the code, and ask.
+    """
     texts: dict[str, list[str]] = {}
     for module in reached:
         if isinstance(module, torch.nn.Module):
-            texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(module)))
+            exact = parts_of(module).exact
+            weights = exact.get("weights", exact)
+            texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(weights)))
     return {f"weights of {name}": shortened(", ".join(parts)) for name, parts in texts.items()}
 
 
@@ -302,12 +314,22 @@ def _leaves(source: Any, count: int | None, has_versions: bool) -> dict[str, _Le
     has_versions: True leaves out what they tell.
     """
     root = _Leaf(source, True, False)
-    waiting, seen = [*_children("", root, has_versions)[1]], {id(source)}
+    waiting = _children("", root, has_versions)[1]
     if not waiting and (
         type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
     ):
         return {"content": root._replace(is_column=_has_items(source, count, has_versions))}
-    leaves: dict[str, _Leaf] = {}
+    return _opened(waiting, count, has_versions, id(source))
+
+
+def _opened(
+    named: Iterable[tuple[str, _Leaf]], count: int | None, has_versions: bool, around: int = 0
+) -> dict[str, _Leaf]:
+    """List values by name, and in the place of an object among them its attributes, if few.
+
+    around: id() of the object that has the values.
+    """
+    waiting, seen, leaves = [*named], {around}, dict[str, _Leaf]()
     for name, leaf in waiting:
         if name == "in_memory_keys":  # they name labels
             continue
@@ -357,7 +379,7 @@ def _parts(value: Any) -> Parts | None:
         return None
     with suppress(Exception):  # of the user's class
         parts = parts_of(value)
-        return parts if parts.exact or parts.asking else None
+        return parts if (parts.exact or parts.asking) and not parts.is_content else None
     return None
 
 

@@ -261,6 +261,7 @@ class Parts(NamedTuple):
     """Parts of a value. word: its kind, or all of it. exact, asking: its parts by name.
 
     columns: names of parts with one value for each sample. is_told: `__edcache_fingerprint__` returned them.
+    is_content: they are what a container or a value of C is made of, and no attributes.
     """
 
     word: str
@@ -268,6 +269,7 @@ class Parts(NamedTuple):
     asking: Mapping[str, Any]
     columns: tuple[str, ...] = ()
     is_told: bool = False
+    is_content: bool = False
 
 
 def parts_of(value: Any) -> Parts:
@@ -298,7 +300,8 @@ def parts_of(value: Any) -> Parts:
         return _parts_of_array(value)
     if isinstance(value, torch.nn.Module):
         return _parts_of_module(value)
-    return _parts_of_table(value) or _parts_of_object(value)
+    table = _parts_of_table(value)
+    return _parts_of_object(value) if table is None else table._replace(is_content=True)
 
 
 def _word(text: str) -> Parts:
@@ -345,6 +348,15 @@ def _parts_of_object(value: Any) -> Parts:
         content = {"of": [*value.items()] if isinstance(value, OrderedDict) else base(value)}
     if (base is None and (not held or _is_native(kind))) or hasattr(kind, "__missing__"):
         content |= _reduced(value)
+    return _parts_by_library(value, content, public, private)._replace(is_content=bool(content))
+
+
+def _parts_by_library(
+    value: Any, content: dict[str, Any], public: dict[str, Any], private: dict[str, Any]
+) -> Parts:
+    """Return which parts of an object are exact, and which only ask: by whose class it is of."""
+    kind = type(value)
+    name = name_of(kind)
     is_of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     if kind.__module__.startswith("edcache."):
         return Parts(name, {**content, **public}, {})
@@ -355,7 +367,7 @@ def _parts_of_object(value: Any) -> Parts:
         return Parts(name, {**content, **public}, {})
     if is_of_python:  # a logger, a thread, an open file: their attributes lead to all of the process
         return Parts(name, content, {})
-    if base is not None:
+    if isinstance(value, _CONTENTS):
         return Parts(name, content, public)
     return Parts(name, {}, {**content, **public, **private})
 

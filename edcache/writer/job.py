@@ -131,10 +131,10 @@ class Job:
         if self.recipe is None:
             return identity.with_entry(own, found)
         state = [name for name in found.get("state", []) if isinstance(name, str)]
-        made = self.recipe.to_json(state)
+        made = self.recipe.put_into(own, state)
         if "factory" in base.named(found, "settings") and not self.recipe.is_made:
-            made = {**made, **{name: found[name] for name in ("settings", "asks") if name in found}}
-        return identity.with_entry({**own, **made}, found)
+            made |= {name: found[name] for name in ("settings", "asks") if name in found}
+        return identity.with_entry(made, found)
 
     def builder(
         self,

@@ -78,7 +78,7 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
             for name in recipe.changed(recipe.again())
             if name.removeprefix("inside of ").startswith("argument ")
         }
-    fingerprint = {**(job.head.fingerprint or {}), **recipe.to_json(found)}
+    fingerprint = recipe.put_into(job.head.fingerprint, found)
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
 

@@ -301,7 +301,7 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
 def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
     numbers = factory_at(tmp_path / "n.zip")
     numbers(a=made(before))
-    with pytest.raises(StaleCacheError, match="argument a: "):
+    with pytest.raises(StaleCacheError, match="argument a[:.]"):
         numbers(a=made(after))
 
 
@@ -353,8 +353,8 @@ def made_of(scale: int, parts: list[int]) -> Callable[..., Any]:
         (made_of(3, []), made_of(4, []), "argument scale: 3 in the archive, 4 now"),
         (partial(made_of(3, [])), partial(made_of(4, [])), "argument scale: 3 in the archive, 4 now"),
         (Made(1).make, Made(1).make, None),
-        (Made(1).make, Made(2).make, r"argument self: Made\(k=1\) in the archive, Made\(k=2\) now"),
-        (Made(1), Made(2), r"argument self: Made\(k=1\) in the archive, Made\(k=2\) now"),
+        (Made(1).make, Made(2).make, r"argument self.k: 1 in the archive, 2 now"),
+        (Made(1), Made(2), r"argument self.k: 1 in the archive, 2 now"),
     ],
 )
 def test_what_a_factory_holds_is_as_good_as_an_argument(

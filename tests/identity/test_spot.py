@@ -605,3 +605,66 @@ def test_a_model_that_changed_where_nothing_tells_it_is_stale(path):
     weights.write_text("1.1")
     with pytest.raises(StaleCacheError, match=r"field z differs by 9\.1 %"):
         edcache.map(Model(), rows, path, progress=False)
+
+
+# --- what computing a sample changes ---
+
+
+class Memo:
+    """Fills a list with an item for each sample, which is None at first."""
+
+    def __init__(self):
+        self.memo = [None] * COUNT
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, i):
+        self.memo[i] = self.memo[i] or i + 1.0
+        return {"y": self.memo[i]}
+
+
+def test_a_memo_of_all_samples_is_state(path):
+    for _ in range(2):
+        assert CachedDataset(Memo(), path)[3]["y"] == 4
+    assert CachedDataset(Memo(), path, num_workers=2)[3]["y"] == 4
+
+
+class Counting(torch.nn.Linear):
+    def __init__(self, seed):
+        super().__init__(2, 2)
+        torch.nn.init.constant_(self.weight, seed)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x)
+
+
+class Encoded:
+    def __init__(self, net):
+        self.net = net
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, i):
+        with torch.no_grad():
+            return {"y": self.net(torch.full((2,), float(i)))}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_counter_in_an_argument_is_state_and_what_stands_beside_it_is_a_setting(path, workers):
+    made = []
+
+    @edcache.cachable(path, num_workers=workers)
+    def encoded(net):
+        made.append(1)
+        return Encoded(net)
+
+    for _ in range(2):
+        torch.manual_seed(0)
+        assert len(encoded(Counting(1.0).eval())) == COUNT
+    assert len(made) == 1
+    with pytest.raises(StaleCacheError, match=r"argument net\.weights: "):
+        encoded(Counting(2.0).eval())
