@@ -89,8 +89,7 @@ def check_open(job: Job, archive: Reader) -> None:
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    chosen = _with_record(session, _count(job, session)) if _is_due(job, session) else []
-    chosen = [0] if is_stream(job.source) and chosen else chosen
+    chosen = _with_record(job.source, session, _count(job, session)) if _is_due(job, session) else []
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
@@ -107,7 +106,9 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
         session = archive.open()
         most = _count(job, session) if _is_due(job, session) else 0
         if positions is None or places is None:
-            pairs = [(index, index) for index in _with_record(session, most) if index < job.length]
+            pairs = [
+                (index, index) for index in _with_record(job.source, session, most) if index < job.length
+            ]
         else:
             pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), most)]
         _compare(job, session, pairs, _as_a_fill_does)
@@ -116,15 +117,19 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
 def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
     """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
-    Raises: OptionError, its samples do not repeat; as the source.
+    Of a stream it is the first one.
+    Raises: OptionError, its samples do not repeat, or it is an iterator; as the source.
     """
     session = archive.session
+    if isinstance(source, Iterator):
+        text = f"{archive.path}: the source is an iterator, which gives each sample once"
+        raise OptionError(f"{text}; give the dataset that makes it")
     first = FirstSample.of(session.origin.fingerprint)
     if first is not None and not first.repeats:
         text = f"{archive.path}: its samples are other ones each time that they are computed"
         raise OptionError(f"{text}, so that none can be compared")
     found, job = {}, Job(source, archive.path, session.head, LabelSpec({}))
-    for index in sorted(_with_record(session, most)):
+    for index in sorted(_with_record(source, session, most)):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
         if other is not None:
@@ -164,12 +169,12 @@ def _some(count: int, most: int) -> list[int]:
     return random.SystemRandom().sample(range(count), min(count, most))
 
 
-def _with_record(session: Session, most: int) -> list[int]:
-    """Choose samples with a record."""
+def _with_record(source: Any, session: Session, most: int) -> list[int]:
+    """Choose samples with a record; of a stream its first one, since it gives no other without the ones before."""
     index = session.index
-    if index.is_dense:
-        return _some(session.length, most)
-    held = index.held()
+    held = range(session.length) if index.is_dense else index.held()
+    if is_stream(source):
+        return [0] if most and len(held) and held[0] == 0 else []
     return [int(held[k]) for k in _some(len(held), most)]
 
 
@@ -246,8 +251,10 @@ def _differing(
         again = compute(job, pair[0], least, stored)
         if again is None:
             return False, None
-        records += again.records
-        if is_stream(job.source) and records[0] != records[-1]:  # as of a stream that shuffles
+        known, records = records, [*dict.fromkeys([*records, *again.records])]
+        if records == known:
+            break  # to compare a large record takes longer than to compute it
+        if is_stream(job.source) and len(records) > 1:  # as of a stream that shuffles
             return False, None
         other = _other(session, stored, Recomputed(records, again.seconds), bool(job.code or job.asks))
         if other is None:

@@ -261,6 +261,36 @@ def test_a_source_that_raises_is_told_in_a_line(path, log, capfd, error, progres
     assert said.count("\n") == (progress is None)
 
 
+class Stream:
+    def __init__(self, make=sample):
+        self.make = make
+
+    def __iter__(self):
+        yield from map(self.make, range(COUNT))
+
+
+def test_of_a_stream_the_first_sample_is_compared_if_asked(path):
+    ds = CachedDataset(Stream(), path)
+    for _ in range(5):
+        assert ds.spot_check(Stream(), COUNT) == {}
+    assert {*ds.spot_check(Stream(moved), COUNT)} == {0}
+    with pytest.raises(OptionError, match="is an iterator, .* give the dataset that makes it"):
+        ds.spot_check(iter(Stream()))
+
+
+def test_a_record_that_is_another_one_is_compared_once(path, log, monkeypatch):
+    """To compare a large one takes longer than to compute it."""
+    CachedDataset(Source(log), path)
+    spot, calls = import_module("edcache.identity.spot"), []
+    worst = spot._worst
+    monkeypatch.setattr(spot, "_worst", lambda *args: (calls.append(args), worst(*args))[1])
+    taken(log)
+    with pytest.raises(StaleCacheError):
+        CachedDataset(Source(log, moved), path)
+    assert len(taken(log)) > 2
+    assert len(calls) == 1
+
+
 def test_an_interrupt_is_one(path, log):
     CachedDataset(Source(log), path)
     with pytest.raises(KeyboardInterrupt):
