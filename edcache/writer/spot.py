@@ -89,7 +89,8 @@ def check_open(job: Job, archive: Reader) -> None:
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    chosen = _with_record(job.source, session, _count(job, session)) if _is_due(job, session) else []
+    is_due = _is_due(job, session, adds=False)  # what reads add comes later
+    chosen = _with_record(job.source, session, _count(job, session)) if is_due else []
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
@@ -104,7 +105,7 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
-        most = _count(job, session) if _is_due(job, session) else 0
+        most = _count(job, session) if _is_due(job, session, adds=True) else 0
         if positions is None or places is None:
             pairs = [
                 (index, index) for index in _with_record(job.source, session, most) if index < job.length
@@ -137,8 +138,11 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
     return found
 
 
-def _is_due(job: Job, session: Session) -> bool:
-    """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank."""
+def _is_due(job: Job, session: Session, *, adds: bool) -> bool:
+    """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank.
+
+    adds: True if others are to be added; then also if the archive tells no time, as one that reads fill.
+    """
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
     is_asked = bool(asked or job.code or job.asks)
     if asked is False or not session.index.present or isinstance(job.source, Iterator):
@@ -149,7 +153,7 @@ def _is_due(job: Job, session: Session) -> bool:
         return False
     if job.head.fingerprint is None:  # nothing is to be compared
         return bool(asked)
-    return is_asked or (first is not None and first.seconds <= identity.SECONDS)
+    return is_asked or (adds if first is None else first.seconds <= identity.SECONDS)
 
 
 def _count(job: Job, session: Session) -> int:

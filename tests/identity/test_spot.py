@@ -343,6 +343,19 @@ def keyed(path, log, **options):
 BEGUN = {"resumed": (resumed, Source), "grown": (grown, Source), "keyed": (keyed, Keyed)}
 
 
+def test_a_changed_source_adds_nothing_to_what_reads_have_computed(path, log):
+    """Such an archive does not tell how long a sample takes."""
+    with CachedDataset(Source(log), path, lazy=True) as ds:
+        assert [ds[i]["y"] for i in range(5)] == [*range(5)]
+    taken(log)
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Source(log, moved), path)
+    assert {*taken(log)} <= {*range(5)}
+    assert [one["y"] for one in CachedDataset(Source(log), path)] == [*range(COUNT)]
+    again = taken(log)
+    assert (again[0] < 5, again[1:]) == (True, [5, 6, 7])
+
+
 @pytest.mark.parametrize("way", ["here", "workers", "threads"])
 @pytest.mark.parametrize(("begin", "kind"), BEGUN.values(), ids=BEGUN)
 def test_a_changed_source_adds_nothing(path, log, way, begin, kind):
