@@ -233,6 +233,23 @@ def test_what_has_no_record_is_not_compared(path, log):
     assert taken(log) == []
 
 
+class Doubled(Keyed):
+    """Has each key twice."""
+
+    def sample_key(self, i):
+        return f"key {i % (COUNT // 2)}"
+
+
+def test_both_samples_of_a_key_are_compared(path, log):
+    def made(y):
+        return lambda i: sample(i % (COUNT // 2), y)
+
+    CachedDataset(Doubled(log, made(0)), path)
+    for _ in range(12):
+        with pytest.raises(StaleCacheError, match=STALE):
+            CachedDataset(Doubled(log, made(1)), path)
+
+
 def test_a_whole_archive_of_a_factory_is_opened_without_it(path, log):
     @edcache.cachable(path)
     def make():
