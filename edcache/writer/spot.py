@@ -31,6 +31,7 @@ from edcache.writer.job import Job
 _Record: TypeAlias = tuple[str, bytes]
 
 _MOST_ASKED: Final = 8
+_MOST_FAILING: Final = 8
 _NOTHING: Final = (
     "; nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
 )
@@ -43,6 +44,7 @@ _REMEDY: Final = (
 def with_first_sample(job: Job) -> Job:
     """Compute the first sample of a new archive twice, and return the job with what its head is to tell of it.
 
+    One that fails is passed over where the fill does so.
     Warns if it is another one each time.
     """
     where, again = job.path, None
@@ -50,13 +52,15 @@ def with_first_sample(job: Job) -> Job:
         return job
     if job.options.spot_check is False or is_stream(job.source) or not job.length:
         return with_state(job)
-    with suppress(Exception):  # the fill raises it again
-        again = _as_a_fill_does(job, 0, 2)
+    for index in range(1 if job.options.on_error == "raise" else min(job.length, _MOST_FAILING)):
+        with suppress(Exception):  # the fill raises it again
+            again = _as_a_fill_does(job, index, 2)
+            break
     if again is None:
         return with_state(job)
     first, other = identity.learned(again, job.head.codec)
     if other is not None:
-        name = f"field {other.field} of sample 0" if other.field else "sample 0"
+        name = f"field {other.field} of sample {index}" if other.field else f"sample {index}"
         base.warn(
             f"{where}: {name} is another one each time that it is computed. Random augmentation would be the same in "
             "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"

@@ -233,6 +233,15 @@ def test_what_has_no_record_is_not_compared(path, log):
     assert taken(log) == []
 
 
+def test_a_first_sample_that_fails_is_not_the_one_that_tells(path, log):
+    CachedDataset(Source(log, failing_at(0, 1)), path, on_error="skip_final")
+    assert first_sample(path)["repeats"]
+    taken(log)
+    for _ in range(5):
+        with pytest.raises(StaleCacheError, match=STALE):
+            CachedDataset(Source(log, moved), path, on_error="skip_final")
+
+
 class Doubled(Keyed):
     """Has each key twice."""
 
