@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
@@ -64,12 +64,14 @@ _SECONDS, _POLL_SECONDS = 3.0, 0.05
 # `begun`: path and key of each value that this thread computes.
 _of_thread = threading.local()
 
+# A value has no label beside its key, and each call stores its chunk.
+_REFUSED: Final = ("in_memory_keys", "chunk_size")
 
 _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 """Record of a value: sample number, row as in memory, text of its schema."""
 
 
-@takes(WriteOptions, without=("in_memory_keys", "chunk_size"))
+@takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
     """Values by key, each computed once, in one archive that any number of processes of this host share.
 
@@ -100,7 +102,7 @@ class KeyedCache:
         fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
-        self._open(path, WriteOptions.of(None, keywords, "KeyedCache"), _told(fingerprint))
+        self._open(path, _options(keywords, "KeyedCache"), _told(fingerprint))
 
     def _open(self, path: str | os.PathLike[str], options: WriteOptions, made_by: Recipe) -> None:
         self.path = writer.store_at(path).path
@@ -124,7 +126,8 @@ class KeyedCache:
     def get_many(self, keys: Iterable[Any], create: Callable[[list[Any]], Iterable[V]]) -> list[V]:
         """Return the values of keys, in their order; the missing ones are computed and stored together.
 
-        create: a function of the list of missing keys, each once, that returns their values in the same order.
+        create: a function of the list of missing keys, each once, that returns their values in the same order. If it
+        gives them one by one and raises, the ones before are stored.
         While it computes more than 1,024, other processes wait with values of theirs. Raises: as `get_or_create`.
         """
         keys = list(keys)
@@ -178,6 +181,15 @@ class KeyedCache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _options(keywords: base.WriteKeywords, door: str) -> WriteOptions:
+    """Return the options of keywords. Raises: OptionError, one is unknown, or of an archive without keys."""
+    options = WriteOptions.of(None, keywords, door)
+    for name in _REFUSED:
+        if name in keywords:
+            raise OptionError(f"{door}() takes no {name}", option=name)
+    return options
 
 
 def _told(fingerprint: Any) -> Recipe:
@@ -351,14 +363,7 @@ class _Archive:
             own = {(self._path, key) for key in missing}
             begun |= own
             try:
-                values = list(create([given[key] for key in missing]))
-            except RecursionError:
-                raise
-            except Exception as error:
-                raise SourceError(
-                    f"{self._path}: {shown_key(given[missing[0]])}: {type(error).__name__}: {error}",
-                    path=self._path,
-                ) from error
+                values = self._values(given, missing, create)
             finally:
                 begun -= own
             if len(values) != len(missing):
@@ -366,6 +371,30 @@ class _Archive:
                     f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
                 )
             self._store(dict(zip(missing, values, strict=True)))
+
+    def _values(
+        self, given: dict[Key, Any], missing: list[Key], create: Callable[[list[Any]], Iterable[Any]]
+    ) -> list[Any]:
+        """Compute the values of missing keys; of an iterator that raises, the ones before are stored."""
+        values: list[Any] = []
+        try:
+            made = create([given[key] for key in missing])
+            is_list = not isinstance(made, Mapping | Set | str | bytes)
+            for value in made if is_list else ():
+                values.append(value)  # noqa: PERF402 - so that an error leaves the ones before
+        except BaseException as error:
+            with suppress(base.EdcacheError):  # the error that is raised came first
+                self._store(dict(zip(missing, values, strict=False)))
+            if isinstance(error, RecursionError) or not isinstance(error, Exception):
+                raise
+            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
+            raise SourceError(
+                f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path
+            ) from error
+        if not is_list:
+            text = f"{self._path}: {described(made)} was returned for {len(missing):,} keys"
+            raise OptionError(f"{text}; return a list of their values, in the order of the keys")
+        return values
 
     def _missing(self, keys: Iterable[Key]) -> list[Key]:
         keys = list(keys)
@@ -513,7 +542,7 @@ class Memoized(Generic[P, V]):
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._path, self._key = function, path, key
-        self._version, self._options = version, options
+        self._version, self._options = version, _options(options, "memoize")
         self._asks: list[str] = []
         try:
             self._signature = inspect.signature(function)
@@ -558,7 +587,7 @@ class Memoized(Generic[P, V]):
         keywords = function.keywords if is_partial else {}
         made_by = replace(identity.recipe_of_call(self._function, keywords, self._version), again=None)
         cache = KeyedCache.__new__(KeyedCache)
-        cache._open(self._store().path, WriteOptions.of(None, self._options, "memoize"), made_by)
+        cache._open(self._store().path, self._options, made_by)
         self._asks = cache._archive().asks
         return cache
 
@@ -596,6 +625,8 @@ class Memoized(Generic[P, V]):
     def many(self, arguments: Iterable[Any]) -> list[V]:
         """Return the results for several arguments; missing ones are computed one by one, and stored together.
 
+        If the function raises, the ones before are stored.
+
         arguments: any iterable; of a function of several arguments it has tuples.
         """
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -608,13 +639,12 @@ class Memoized(Generic[P, V]):
         keys = [self._key_of(args, kwargs) for args, kwargs in calls]
         by_key = dict(zip(stored_keys(keys), calls, strict=True))
 
-        def create(missing: list[Any]) -> list[V]:
+        def create(missing: list[Any]) -> Iterator[V]:
             with self._turn.held():
                 self._misses += len(missing)
-            return [
-                self._function(*args, **kwargs)
-                for args, kwargs in [by_key[key] for key in stored_keys(missing)]
-            ]
+            for key in stored_keys(missing):
+                args, kwargs = by_key[key]
+                yield self._function(*args, **kwargs)
 
         with self._turn.held():
             self._calls += len(calls)
@@ -632,10 +662,15 @@ class Memoized(Generic[P, V]):
         except TypeError as error:
             raise TypeError(f"{name}(): {error}") from None
         bound.apply_defaults()
-        values = tuple(_plain(name, *item) for item in bound.arguments.items())
+        values = tuple(self._part_of_key(name, *item) for item in bound.arguments.items())
         is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
         # Also of numbers and None, which no key of the user's may have.
         return values[0] if is_plain else format.tuple_text(values)
+
+    def _part_of_key(self, function: str, name: str, value: Any) -> Any:
+        if self._signature.parameters[name].kind == _VAR_KEYWORD:
+            return tuple((key, _plain(function, key, value[key])) for key in sorted(value))
+        return _plain(function, name, value)
 
     def cache_info(self) -> CacheInfo:
         """Return the hits and misses of this process, and the number of results in the archive."""
@@ -667,8 +702,6 @@ def _plain(function: str, name: str, value: Any) -> Any:
     """Return an argument as a part of a key. Raises: OptionError, it is no plain value."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, dict):  # of **keywords
-        value = tuple(sorted(value.items()))
     if isinstance(value, tuple):
         return tuple(_plain(function, name, item) for item in value)
     if value is not None and type(value) not in (str, bytes, int, float, bool):

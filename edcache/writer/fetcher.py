@@ -138,6 +138,7 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
+    end = max(end, index + 1)  # of a source with two samples of one key, the length counts these once
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     if (stored is None or least > 1) and identity.holds_generator(job.source):
         least = identity.FEW_DRAWS

@@ -32,6 +32,7 @@ from edcache.writer.job import Job
 _Record: TypeAlias = tuple[str, bytes]
 
 _MOST_ASKED: Final = 8
+_MOST_FAILING: Final = 8
 _NOTHING: Final = "nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
 _REMEDY: Final = (
     '. Use another path, or build it anew: keep_existing=False, with @cachable another version= or on_stale="rebuild"; '
@@ -42,6 +43,7 @@ _REMEDY: Final = (
 def with_first_sample(job: Job, index: int = 0) -> Job:
     """Compute the first sample of a new archive twice, and return the job with what its head is to tell of it.
 
+    One that fails is passed over where the fill does so.
     Warns if it is another one each time.
     """
     where, again = job.path, None
@@ -49,8 +51,11 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
         return job
     if job.options.spot_check is False or is_stream(job.source) or not job.length:
         return with_state(job)
-    with suppress(Exception):  # the fill raises it again
-        again = _as_a_fill_does(job, index, 2)
+    most = 1 if job.options.on_error == "raise" else _MOST_FAILING
+    for index in range(index, min(job.length, index + most)):  # noqa: B020 - the one that did not fail is told
+        with suppress(Exception):  # the fill raises it again
+            again = _as_a_fill_does(job, index, 2)
+            break
     if again is None:
         return with_state(job)
     first, other = identity.learned(again, job.head.codec)
@@ -97,7 +102,8 @@ def check_open(job: Job, archive: Reader) -> None:
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    chosen = _chosen(job, session, _count(job, session)) if _is_due(job, session) else []
+    # What reads add comes later.
+    chosen = _chosen(job, session, _count(job, session)) if _is_due(job, session, adds=False) else []
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
 
@@ -112,7 +118,7 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
-        most = _count(job, session) if _is_due(job, session) else 0
+        most = _count(job, session) if _is_due(job, session, adds=True) else 0
         if positions is None or places is None:
             chosen = _chosen(job, session, most)
             pairs = [(index, index) for index in chosen if is_stream(job.source) or index < job.length]
@@ -124,16 +130,18 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
 def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
     """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
-    Raises: OptionError, its samples do not repeat; as the source.
+    Of a stream it is the first one.
+    Raises: OptionError, its samples do not repeat, or it is an iterator; as the source.
     """
     session = archive.session
+    if isinstance(source, Iterator):
+        text = f"{archive.path}: the source is an iterator, which gives each sample once"
+        raise OptionError(f"{text}; give the dataset that makes it")
     first = FirstSample.of(session.origin.fingerprint)
     if first is not None and not first.repeats:
         text = f"{archive.path}: its samples are other ones each time that they are computed"
         raise OptionError(f"{text}, so that none can be compared")
     found, job = {}, Job(source, archive.path, session.head, LabelSpec({}))
-    if isinstance(source, Iterator):
-        raise OptionError(f"{archive.path}: an iterator has no first sample; give the dataset that it is of")
     for index in sorted(_chosen(job, session, most)):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
@@ -142,8 +150,11 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
     return found
 
 
-def _is_due(job: Job, session: Session) -> bool:
-    """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank."""
+def _is_due(job: Job, session: Session, *, adds: bool) -> bool:
+    """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank.
+
+    adds: True if others are to be added; then also if the archive tells no time, as one that reads fill.
+    """
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
     is_asked = bool(asked or job.found.asking)
     if asked is False or not session.index.present or isinstance(job.source, Iterator):
@@ -152,7 +163,7 @@ def _is_due(job: Job, session: Session) -> bool:
         return False
     if job.head.fingerprint is None:  # nothing is to be compared
         return bool(asked)
-    return is_asked or (first is not None and first.seconds <= identity.SECONDS)
+    return is_asked or (adds if first is None else first.seconds <= identity.SECONDS)
 
 
 def _count(job: Job, session: Session) -> int:
@@ -171,7 +182,7 @@ def _some(count: int, most: int) -> list[int]:
 
 
 def _chosen(job: Job, session: Session, most: int) -> list[int]:
-    """Choose samples with a record, of a stream the first."""
+    """Choose samples with a record; of a stream its first one, since it gives no other without the ones before."""
     index = session.index
     if is_stream(job.source):
         return [0] if most and index.has(0) else []
@@ -246,8 +257,10 @@ def _differing(
         again = compute(job, pair[0], least, stored)
         if again is None:
             return False, None
-        records += again.records
-        if is_stream(job.source) and records[0] != records[-1]:  # as of a stream that shuffles
+        known, records = records, [*dict.fromkeys([*records, *again.records])]
+        if records == known:
+            break  # to compare a large record takes longer than to compute it
+        if is_stream(job.source) and len(records) > 1:  # as of a stream that shuffles
             return False, None
         other = _other(session, stored, Recomputed(records, again.seconds), bool(job.found.asking))
         if other is None:

@@ -594,6 +594,53 @@ def test_keys_may_come_from_any_iterable(path, tmp_path, form):
     assert KeyedCache(path).get_many(["d", "e"], lambda missing: map(str.upper, missing)) == [*"DE"]
 
 
+@pytest.mark.parametrize("error", [ValueError("no 3"), KeyboardInterrupt(), RecursionError()])
+def test_what_was_computed_one_by_one_before_an_error_is_kept(path, error):
+    @edcache.memoize(path)
+    def f(number):
+        calls.append(number)
+        if number == 3 and len(calls) == 4:
+            raise error
+        return number
+
+    calls = []
+    with pytest.raises((SourceError, type(error))) as caught:
+        f.many(range(6))
+    assert not isinstance(error, ValueError) or ".zip: 3: ValueError: no 3" in str(caught.value)
+    assert sorted(f.cache.keys()) == [0, 1, 2]
+    assert f.many(range(6)) == [*range(6)]
+    assert calls == [0, 1, 2, 3, 3, 4, 5]
+
+
+@pytest.mark.parametrize("made", [{"a": 1, "b": 2}, {1, 2}, "xy", b"xy"], ids=repr)
+def test_values_without_an_order_are_no_values(path, made):
+    with pytest.raises(OptionError, match="was returned for 2 keys; return a list of their values"):
+        KeyedCache(path).get_many(["a", "b"], lambda missing: made)
+    assert KeyedCache(path).keys() == []
+
+
+def test_a_dict_is_no_key_but_keywords_are(path):
+    @edcache.memoize(path)
+    def f(first=None, **more):
+        return [first, more]
+
+    assert f(x=1, y=(2,)) == f(y=(2,), x=1) == [None, {"x": 1, "y": (2,)}]
+    assert f.cache_info().currsize == 1
+    assert f((("x", 1),)) == [(("x", 1),), {}]
+    for call in (lambda: f({"x": 1}), lambda: f(({"x": 1},)), lambda: f(x={"y": 1})):
+        with pytest.raises(OptionError, match="a key is made of text, bytes, numbers"):
+            call()
+
+
+def test_options_of_memoize_are_told_where_it_is_written(path):
+    for options in ({"chunk_size": 3}, {"in_memory_keys": ["y"]}, {"spot_check": 2}, {"codec": "other"}):
+        with pytest.raises(OptionError, match=next(iter(options))):
+            edcache.memoize(path, **options)(str.upper)
+        with pytest.raises(OptionError, match=next(iter(options))):
+            KeyedCache(path, **options)
+    assert not path.exists()
+
+
 def test_threads_compute_each_value_once(path):
     cache, create = KeyedCache(path), Created()
 

@@ -170,7 +170,7 @@ def test_a_stream_is_compared_by_its_first_sample(path, log):
     assert [*ds.spot_check(Stream(log, moved))] == [0]
     with pytest.raises(StaleCacheError, match="sample 0 is another one now"):
         CachedDataset(Stream(log, moved), path)
-    with pytest.raises(OptionError, match="give the dataset that it is of"):
+    with pytest.raises(OptionError, match="is an iterator, .* give the dataset that makes it"):
         ds.spot_check(iter(Stream(log)))
 
 
@@ -321,6 +321,32 @@ def test_what_has_no_record_is_not_compared(path, log):
     assert taken(log) == []
 
 
+def test_a_first_sample_that_fails_is_not_the_one_that_tells(path, log):
+    CachedDataset(Source(log, failing_at(0, 1)), path, on_error="skip_final")
+    assert first_sample(path)["repeats"]
+    taken(log)
+    for _ in range(5):
+        with pytest.raises(StaleCacheError, match=STALE):
+            CachedDataset(Source(log, moved), path, on_error="skip_final")
+
+
+class Doubled(Keyed):
+    """Has each key twice."""
+
+    def sample_key(self, i):
+        return f"key {i % (COUNT // 2)}"
+
+
+def test_both_samples_of_a_key_are_compared(path, log):
+    def made(y):
+        return lambda i: sample(i % (COUNT // 2), y)
+
+    CachedDataset(Doubled(log, made(0)), path)
+    for _ in range(12):
+        with pytest.raises(StaleCacheError, match=STALE):
+            CachedDataset(Doubled(log, made(1)), path)
+
+
 def test_a_whole_archive_of_a_factory_is_opened_without_it(path, log):
     @edcache.cachable(path)
     def make():
@@ -347,6 +373,19 @@ def test_a_source_that_raises_is_told_in_a_line(path, log, capfd, error, progres
         assert "was not compared: the source raised at index " in said
         assert f"{error.__name__}: bad " in said
     assert said.count("\n") == (progress is None)
+
+
+def test_a_record_that_is_another_one_is_compared_once(path, log, monkeypatch):
+    """To compare a large one takes longer than to compute it."""
+    CachedDataset(Source(log), path)
+    spot, calls = import_module("edcache.identity.spot"), []
+    worst = spot._worst
+    monkeypatch.setattr(spot, "_worst", lambda *args: (calls.append(args), worst(*args))[1])
+    taken(log)
+    with pytest.raises(StaleCacheError):
+        CachedDataset(Source(log, moved), path)
+    assert len(taken(log)) > 2
+    assert len(calls) == 1
 
 
 def test_an_interrupt_is_one(path, log):
@@ -399,6 +438,19 @@ def keyed(path, log, **options):
 
 
 BEGUN = {"resumed": (resumed, Source), "grown": (grown, Source), "keyed": (keyed, Keyed)}
+
+
+def test_a_changed_source_adds_nothing_to_what_reads_have_computed(path, log):
+    """Such an archive does not tell how long a sample takes."""
+    with CachedDataset(Source(log), path, lazy=True) as ds:
+        assert [ds[i]["y"] for i in range(5)] == [*range(5)]
+    taken(log)
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Source(log, moved), path)
+    assert {*taken(log)} <= {*range(5)}
+    assert [one["y"] for one in CachedDataset(Source(log), path)] == [*range(COUNT)]
+    again = taken(log)
+    assert (again[0] < 5, again[1:]) == (True, [5, 6, 7])
 
 
 @pytest.mark.parametrize("way", ["here", "workers", "threads"])
