@@ -222,7 +222,7 @@ class Mapped(Dataset[Any]):
         if self._keep:
             return partial(self._versions_with_kept, tell)
         if tell is None and not isinstance(source, Readable) and identity.guessed(source):
-            tell = partial(identity.versions_of, source)  # type: ignore[assignment]
+            tell = partial(identity.versions_of, source)
         return None if tell is None else partial(self._least_versions, tell)
 
     def _least_versions(self, tell: Callable[[], Sequence[Any]]) -> list[Any]:

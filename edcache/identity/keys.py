@@ -29,10 +29,10 @@ KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
 class Keyed:
     """Keys and versions of the samples of a source.
 
-    Attributes: keys: one for each sample, as they are stored. versions: texts, or None if nothing tells them apart.
+    Attributes: keys: one for each sample, as they are stored. versions: texts, empty ones if nothing tells them apart.
     """
 
-    def __init__(self, keys: list[Key], versions: list[str] | None) -> None:
+    def __init__(self, keys: list[Key], versions: list[str]) -> None:
         self.keys, self.versions = keys, versions
 
     @classmethod
@@ -48,17 +48,13 @@ class Keyed:
 
     def only(self, indices: Ints) -> Keyed:
         """Keep some samples."""
-        chosen, versions = indices.tolist(), self.versions
-        return Keyed(
-            [self.keys[index] for index in chosen],
-            None if versions is None else [versions[index] for index in chosen],
-        )
+        chosen = indices.tolist()
+        return Keyed([self.keys[index] for index in chosen], [self.versions[index] for index in chosen])
 
     @property
     def columns(self) -> dict[str, list[Any]]:
         """Values of the label columns that a fill adds."""
-        columns: dict[str, list[Any]] = {KEY_COLUMN: self.keys}
-        return columns if self.versions is None else {**columns, VERSION_COLUMN: self.versions}
+        return {KEY_COLUMN: self.keys, VERSION_COLUMN: self.versions}
 
     @once
     def digest(self) -> str:
@@ -82,8 +78,7 @@ class Keyed:
     @once
     def texts(self) -> pa.Array:
         """Key and version of each sample, see `joined`."""
-        versions = None if self.versions is None else pa.array(self.versions, pa.string())
-        return joined(self.stored, versions)
+        return joined(self.stored, pa.array(self.versions, pa.string()))
 
     @once
     def firsts(self) -> Ints:
@@ -135,8 +130,8 @@ def all_of(source: Any, name: str) -> list[Any]:
     return values
 
 
-def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str] | None:
-    """Return versions of all samples of a source, as texts; None if nothing tells them apart.
+def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str]:
+    """Return versions of all samples of a source, as texts; empty ones if nothing tells them apart.
 
     keys: an attribute with the same values tells no more, such as a list of files.
     """
@@ -144,7 +139,7 @@ def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str] | None:
         return list(map(repr, all_of(source, "sample_version")))
     found = map(_plain, values_of(source).values())
     values = [value for value in found if [*value] != [*keys]]
-    return [repr(parts) for parts in zip(*values, strict=True)] if values else None
+    return [repr(parts) for parts in zip(*values, strict=True)] if values else [""] * len(source)
 
 
 def guessed(source: Any) -> list[str]:
@@ -155,16 +150,13 @@ def guessed(source: Any) -> list[str]:
 
 
 def joined(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
-    """Join keys and versions of samples to binary values that are equal if both are."""
+    """Join keys and versions of samples to binary values that are equal if both are; without versions all are empty."""
     if pa.types.is_integer(keys.type):
         keys = keys.cast(pa.string())
-    keys = keys.cast(pa.large_binary())
-    if versions is None:
-        return keys
+    own = pa.scalar("", pa.string()) if versions is None else versions
+    parts = [part.cast(pa.large_binary()) for part in (keys, own)]
     # A version, the repr of a value, has no zero in it.
-    return pc.binary_join_element_wise(
-        keys, versions.cast(pa.large_binary()), pa.scalar(b"\0", pa.large_binary())
-    )
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"\0", pa.large_binary()))
 
 
 def _plain(values: Any) -> Sequence[Any]:

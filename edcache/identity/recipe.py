@@ -21,6 +21,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 
 from edcache.base import OptionError, named, once
+from edcache.format import KEYS_DIGEST
 from edcache.identity.code import code_of, reached_from
 from edcache.identity.settings import (
     LONG,
@@ -48,6 +50,7 @@ _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
 _OTHERS: Final = "others"
+_COLUMN_TEXT: Final = re.compile(r"[\[({]|range\(|ndarray\(|Tensor\(").match
 _NAMES: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
@@ -363,7 +366,7 @@ def _children(name: str, leaf: _Leaf, has_versions: bool) -> tuple[str, list[tup
             return "", []
         return kind.__name__, [(f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items()]
     parts = _parts(value)
-    if parts is None:
+    if parts is None or (name and parts.is_content and not _is_dataset(value)):
         return "", []
     is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
     is_told, left = leaf.is_told or parts.is_told, parts.columns if has_versions else ()
@@ -379,7 +382,7 @@ def _parts(value: Any) -> Parts | None:
         return None
     with suppress(Exception):  # of the user's class
         parts = parts_of(value)
-        return parts if (parts.exact or parts.asking) and not parts.is_content else None
+        return parts if parts.exact or parts.asking else None
     return None
 
 
@@ -447,7 +450,8 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
             continue
         if _ABSENT in (before, after) and is_made and name.startswith("attribute "):
             continue  # a call alone knows none
-        if (before, after) == counts:
+        is_lacking = KEYS_DIGEST in found and _ABSENT in (before, after)
+        if (before, after) == counts or (is_lacking and _has_text_of_column(before, after)):
             asks[name] = None
         elif _is_elsewhere(before, after):
             moved.append(line)
@@ -484,6 +488,12 @@ def _are_equal(one: Any, other: Any) -> bool:
     if one is _ABSENT or other is _ABSENT:
         return one is other
     return json.dumps(one) == json.dumps(other)  # to Python True is 1
+
+
+def _has_text_of_column(one: Any, other: Any) -> bool:
+    """True if the value that is there may be a column, which is no setting of a source with keys and versions."""
+    (value,) = (side for side in (one, other) if side is not _ABSENT)
+    return isinstance(value, list) and _COLUMN_TEXT(value[0]) is not None
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:

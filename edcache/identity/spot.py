@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ _NEAR: Final = 0.02
 _LEVELS: Final = 2.0
 _FEW_LEVELS: Final = 32
 _BLOCK: Final = 1 << 18
+_States: TypeAlias = tuple[Any, Any, torch.Tensor]
 _ROUNDINGS: Final = 10
 
 
@@ -104,7 +105,8 @@ class Recomputed(NamedTuple):
 class Other(NamedTuple):
     """Field of a sample that is another one than in the archive.
 
-    distance: relative to the norm of the field; inf if it is no number, or has another shape.
+    distance: relative to the norm of the field; inf if it is no number, or has another shape; 0 if the dtype or the
+        type alone differs.
     """
 
     field: str
@@ -115,6 +117,8 @@ class Other(NamedTuple):
     def __str__(self) -> str:
         """Tell the field, both values in short and the distance."""
         name = f"field {self.field}" if self.field else "it"
+        if not self.distance and not isinstance(self.now, type):
+            return f"{name} is of another kind: {_kind(self.before)} in the archive, {_kind(self.now)} now"
         by = f" by {100 * self.distance:.2g} %" if 1e-9 < self.distance < float("inf") else ""
         return f"{name} differs{by}: {_brief(self.before)} in the archive, {_brief(self.now)} now"
 
@@ -134,12 +138,13 @@ def recompute(
     Raises: as the source.
     """
     records, best, began = list[tuple[str, bytes]](), float("inf"), time.monotonic()
-    with _generators_kept():
+    with _generators_kept() as states:
         while True:
             number = len(records)
             if number:
                 _seed(number)
-            before, start = _comparable(_states()), time.monotonic()
+                states = _states()
+            start = time.monotonic()
             sample = ways[number % len(ways)]()
             now = time.monotonic()
             best = min(best, now - start)
@@ -147,7 +152,7 @@ def recompute(
             if records[-1] == stored:
                 return Recomputed(records, best)
             seconds = time.monotonic() - began
-            draws = _comparable(_states()) != before
+            draws = _comparable(_states()) != _comparable(states)
             # Computed in the same way, it is another one: more would tell no more.
             is_random = stored is None and number >= len(ways) and records[-1] != records[-1 - len(ways)]
             if is_random or seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
@@ -183,6 +188,8 @@ def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
     random_field = None
     for record in others:
         for one in _deviations(first, record, codec):
+            if not one.distance:  # a batch has arrays where one sample has numbers
+                continue
             if one.is_near:
                 rounding[one.field] = max(one.distance, rounding.get(one.field, 0.0))
             else:
@@ -206,7 +213,7 @@ def find_other(
             return None
         others.append(other)
     first, *more = records
-    if any(not one.is_near for record in more for one in _deviations(first, record, codec)):
+    if any(one.distance and not one.is_near for record in more for one in _deviations(first, record, codec)):
         return None  # it does not repeat, though the fill's first one did
     return others[0]
 
@@ -221,19 +228,19 @@ def _worst(
     worst: Other | None = None
     for one in _deviations(stored, now, codec):
         limit = _ROUNDINGS * max(one.precision, rounding.get(one.field, 0.0))
-        is_other = one.distance > limit and (is_asked or not one.is_near)
+        is_other = not one.distance or (one.distance > limit and (is_asked or not one.is_near))
         if is_other and (worst is None or one.distance > worst.distance):
             worst = Other(one.field, one.distance, one.before, one.now)
     return worst
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leave the global random generators after the block as they were."""
+def _generators_kept() -> Iterator[_States]:
+    """Leave the global random generators after the block as they were; yield their states."""
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
     try:
-        yield
+        yield states
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
@@ -256,7 +263,7 @@ def _has_cuda() -> bool:
     return begun
 
 
-def _states() -> tuple[Any, Any, torch.Tensor]:
+def _states() -> _States:
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
 
 
@@ -275,7 +282,11 @@ def _comparable(state: Any) -> Any:
 
 
 class _Deviation(NamedTuple):
-    """Difference of a field. precision: of its dtype. is_near: True if processors or libraries may differ so."""
+    """Difference of a field.
+
+    distance: 0 if the type or the dtype alone differs. precision: of the dtype. is_near: True if processors or
+        libraries may differ so.
+    """
 
     field: str
     distance: float
@@ -341,12 +352,14 @@ def _leaves(
 def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | None:
     """Compare two values; None if they are equal."""
     one, other = _numbers(before), _numbers(now)
-    is_alike = type(before) is type(now) and getattr(before, "dtype", None) == getattr(now, "dtype", None)
-    if one is None or other is None or one.shape != other.shape or not is_alike:
-        if one is None and other is None and _are_equal(before, now, codec):
+    if one is None or other is None or one.shape != other.shape:
+        if (one is None) is (other is None) and _are_equal(before, now, codec):
             return None
-        return _Deviation(name, float("inf"), 0.0, False, before, now)
+        far = 0.0 if isinstance(before, type) and isinstance(now, type) else float("inf")
+        return _Deviation(name, far, 0.0, False, before, now)
     distance = _distance(one, other)
+    if _kind(before) != _kind(now):
+        return _Deviation(name, distance and float("inf"), 0.0, False, before, now)
     if not distance:
         return None
     kind, precision = _precision(before)
@@ -354,6 +367,10 @@ def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | Non
     if kind == "u" and one.ndim >= 2 and np.count_nonzero(np.bincount(one.ravel())) > _FEW_LEVELS:
         is_near = float(np.abs(one.astype(np.int16) - other).mean()) <= _LEVELS
     return _Deviation(name, distance, precision, is_near, before, now)
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {getattr(value, 'dtype', '')}".rstrip()
 
 
 def _are_equal(before: Any, now: Any, codec: str) -> bool:

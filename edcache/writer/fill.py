@@ -97,7 +97,7 @@ def _fill(job: Job) -> None:
     with closing(job.open()) as appender:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
-        if presence.count and job.order is None:
+        if presence.count:
             check_before(job)
         if presence.missing:
             _compute(job, appender, presence)

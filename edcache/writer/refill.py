@@ -52,10 +52,13 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         order = Order(keyed.repeats, None) if len(keyed.firsts) < len(keyed.keys) else None
         fill(replace(_part(job, keyed, keyed.firsts), order=order, since=since))
         return
+    lacking = _publish(job, keyed, None, seals=False)
+    if lacking is None:
+        return
+    # Also if the order alone is new: the seal says that the source as it is now has made all.
+    asks = [*job.found.asks, *identity.guessed(job.source)]
+    check_before(replace(job, found=job.found._replace(asks=asks)), lacking.known, lacking.places)
     lacking = _publish(job, keyed, None)
-    if lacking is not None:
-        asks = [*job.found.asks, *identity.guessed(job.source)]
-        check_before(replace(job, found=job.found._replace(asks=asks)), lacking.known, lacking.places)
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
@@ -109,10 +112,14 @@ def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
     """Begin a stage; its name tells stages of other samples and archives apart."""
     part = _part(job, keyed, todo)
     with closing(job.open(any_length=True)) as appender:
-        path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
+        path = _stage_of(appender, keyed.only(todo))
         made_by = _fingerprint_of(job, appender.chain.origin)
         head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=made_by)
     return _Stage(path, replace(part, path=path, head=head, told_path=job.path), todo)
+
+
+def _stage_of(appender: Appender, todo: Keyed) -> str:
+    return f"{_stages_of(appender)}{todo.digest[:16]}"
 
 
 def _stages_of(appender: Appender) -> str:
@@ -120,10 +127,10 @@ def _stages_of(appender: Appender) -> str:
     return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
 
 
-def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
+def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -> _Lacking | None:
     """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
 
-    tried: a stage that was filled: what it lacks failed, and is absent.
+    tried: a stage that was filled: what it lacks failed, and is absent. seals: False only looks.
     """
     with ExitStack() as stack:
         appender = stack.enter_context(closing(job.open(any_length=True)))
@@ -138,13 +145,17 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
         start = max(contents.length, appender.chain.end_index)
         places = _found(keyed.texts, contents, 0, np.full(len(keyed.keys), -1))
         takeovers, own = list[_Takeover](), _stages_of(appender)
-        for path in _stages_at(appender.path):
+        for path in sorted(_stages_at(appender.path), key=_is_used):
             if not path.startswith(own) or storage.RECOVERY in path or not recover(path):
                 continue
+            todo = keyed.firsts[places[keyed.firsts] < 0]
+            is_tried = tried is not None and path == tried.path
+            if not is_tried and _is_used(path) and path == _stage_of(appender, keyed.only(todo)):
+                break  # another process fills it with the same samples: this one is to help it
             one = stack.enter_context(closing(_Takeover(path, start)))
             missing = np.count_nonzero(places < 0)
             places = _found(keyed.texts, one.contents, start, places)
-            if tried is not None and path == tried.path:
+            if tried is not None and is_tried:
                 lost = tried.samples[places[tried.samples] < 0]
                 places[lost] = start + np.flatnonzero(np.isin(tried.samples, lost))
             # Otherwise it is of a source that has changed since, or a killed process has appended it.
@@ -152,7 +163,7 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
                 takeovers.append(one)
                 start += one.contents.length
         todo = keyed.firsts[places[keyed.firsts] < 0]
-        if len(todo):
+        if len(todo) or not seals:
             known = np.flatnonzero((places >= 0) & (places < contents.length))
             return _Lacking(todo, known, places[known])
         places = places[keyed.firsts[keyed.repeats]]
@@ -167,10 +178,14 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> _Lacking | None:
 def _remove_stages(path: str) -> None:
     """Remove the stages of an archive that no process fills."""
     for stage in _stages_at(path):
-        with closing(storage.File.open(stage, "r")) as file:
-            is_used = file.is_locked(format.LOCK_SESSION, 1)
-        if not is_used:
+        if not _is_used(stage):
             storage.remove(stage)
+
+
+def _is_used(stage: str) -> bool:
+    """True if a process fills a stage."""
+    with closing(storage.File.open(stage, "r")) as file:
+        return file.is_locked(format.LOCK_SESSION, 1)
 
 
 def _stages_at(path: str) -> list[str]:
