@@ -137,7 +137,8 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     own_positions()
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
-    end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
+    # Of a source that repeats its keys the length is the number of different samples.
+    end = max(index + 1, min(job.length, index + (job.options.batch_size or job.head.claim_size)))
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     if stored is None and identity.holds_generator(job.source):
         least = identity.MOST_DRAWS

@@ -517,3 +517,20 @@ def test_a_model_that_changed_where_nothing_tells_it_is_stale(path):
     weights.write_text("1.1")
     with pytest.raises(StaleCacheError, match=r"field z differs by 9\.1 %"):
         edcache.map(Model(), rows, path, progress=False)
+
+
+@pytest.mark.parametrize("batches", [None, 2])
+def test_a_sample_behind_as_many_as_there_are_different_ones_is_compared(tmp_path, batches):
+    class Repeated(Keyed):
+        def sample_key(self, i):
+            return f"key {i // COUNT}"
+
+    path, log = tmp_path / "a.zip", tmp_path / "log"
+    one, other = sample(1), sample(1, 1)
+    ds = CachedDataset(Repeated(log, lambda i: one), path, progress=False, batch_size=batches)
+    assert len(ds) == COUNT
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(
+            Repeated(log, lambda i: other), path, progress=False, batch_size=batches, spot_check=COUNT
+        )
+    assert len(ds.spot_check(Repeated(log, lambda i: other), COUNT)) == COUNT
