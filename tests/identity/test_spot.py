@@ -534,3 +534,14 @@ def test_a_sample_behind_as_many_as_there_are_different_ones_is_compared(tmp_pat
             Repeated(log, lambda i: other), path, progress=False, batch_size=batches, spot_check=COUNT
         )
     assert len(ds.spot_check(Repeated(log, lambda i: other), COUNT)) == COUNT
+
+
+def test_changed_code_says_nothing_of_an_archive_without_samples(tmp_path, recwarn):
+    for value in (1, 2):
+
+        class Empty(Keyed):
+            def __getitem__(self, i, value=value):
+                return value
+
+        assert len(CachedDataset(Empty(tmp_path / "log", count=0), tmp_path / "a.zip", progress=False)) == 0
+    assert [str(one.message) for one in recwarn] == []
