@@ -97,7 +97,7 @@ def _fill(job: Job) -> None:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
         if presence.missing:
-            if presence.count and job.order is None:
+            if presence.count:
                 check_before(job)
             _compute(job, appender, presence)
         # In the order of the source also without a sample that failed: else others that it repeats were absent.

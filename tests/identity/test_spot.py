@@ -545,3 +545,21 @@ def test_changed_code_says_nothing_of_an_archive_without_samples(tmp_path, recwa
 
         assert len(CachedDataset(Empty(tmp_path / "log", count=0), tmp_path / "a.zip", progress=False)) == 0
     assert [str(one.message) for one in recwarn] == []
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_first_fill_of_keys_that_repeat_is_compared_before_it_goes_on(tmp_path, repeats):
+    class Repeated(Keyed):
+        def sample_key(self, i):
+            return f"key {i // repeats}"
+
+    path, log = tmp_path / "a.zip", tmp_path / "log"
+
+    def made(i, y=0):
+        return sample(i // repeats, y)
+
+    with pytest.raises(SourceError):
+        CachedDataset(Repeated(log, failing_at(COUNT - repeats, make=made)), path, progress=False)
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Repeated(log, functools.partial(made, y=1)), path, progress=False)
+    assert len(CachedDataset(Repeated(log, made), path, progress=False)) == COUNT
