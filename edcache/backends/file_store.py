@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from edcache import format, storage, writer
+from edcache import format, identity, storage, writer
 from edcache.base import CorruptArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import ByteSource, File, absolute
@@ -75,7 +75,12 @@ class FileStore(Store):
 
         def differs(there: Head) -> bool:
             """True if the head of an archive says something else than the one that it is to have."""
-            same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
+            fingerprint = there.fingerprint
+            if fingerprint is not None and head.fingerprint is not None and identity.ENTRY in fingerprint:
+                # How long the first sample takes each process has measured for itself.
+                fingerprint = {key: value for key, value in fingerprint.items() if key != identity.ENTRY}
+                fingerprint = identity.with_entry(fingerprint, head.fingerprint)
+            same = replace(there, uuid=head.uuid, claim_size=head.claim_size, fingerprint=fingerprint)
             return format.pack_head(same) != format.pack_head(head)
 
         return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=differs)

@@ -389,7 +389,9 @@ def _parts(value: Any) -> Parts | None:
 def _is_dataset(value: Any) -> bool:
     kind = type(value)
     return (
-        hasattr(kind, "__len__") and hasattr(kind, "__getitem__") and not isinstance(value, torch.nn.Module)
+        hasattr(kind, "__len__")
+        and hasattr(kind, "__getitem__")
+        and not isinstance(value, torch.nn.Module | Mapping)
     )
 
 

@@ -230,6 +230,8 @@ def not_compared(job: Job, archive: Reader, why: str) -> None:
 def _not_compared(job: Job, session: Session, why: str) -> None:
     if job.options.spot_check is False or get_worker_info() is not None or not base.is_rank_0():
         return  # another process compares
+    if not session.index.present:
+        return  # no sample may be another one
     first = FirstSample.of(session.origin.fingerprint)
     what = job.found.asking
     if job.found.asks and (first is None or first.repeats):

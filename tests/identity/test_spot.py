@@ -720,3 +720,49 @@ def test_a_counter_in_an_argument_is_state_and_what_stands_beside_it_is_a_settin
     assert len(made) == 1
     with pytest.raises(StaleCacheError, match=r"argument net\.weights: "):
         encoded(Counting(2.0).eval())
+
+
+@pytest.mark.parametrize("batches", [None, 2])
+def test_a_sample_behind_as_many_as_there_are_different_ones_is_compared(tmp_path, batches):
+    class Repeated(Keyed):
+        def sample_key(self, i):
+            return f"key {i // COUNT}"
+
+    path, log = tmp_path / "a.zip", tmp_path / "log"
+    one, other = sample(1), sample(1, 1)
+    ds = CachedDataset(Repeated(log, lambda i: one), path, progress=False, batch_size=batches)
+    assert len(ds) == COUNT
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(
+            Repeated(log, lambda i: other), path, progress=False, batch_size=batches, spot_check=COUNT
+        )
+    assert len(ds.spot_check(Repeated(log, lambda i: other), COUNT)) == COUNT
+
+
+def test_changed_code_says_nothing_of_an_archive_without_samples(tmp_path, recwarn):
+    for value in (1, 2):
+
+        class Empty(Keyed):
+            def __getitem__(self, i, value=value):
+                return value
+
+        assert len(CachedDataset(Empty(tmp_path / "log", count=0), tmp_path / "a.zip", progress=False)) == 0
+    assert [str(one.message) for one in recwarn] == []
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_first_fill_of_keys_that_repeat_is_compared_before_it_goes_on(tmp_path, repeats):
+    class Repeated(Keyed):
+        def sample_key(self, i):
+            return f"key {i // repeats}"
+
+    path, log = tmp_path / "a.zip", tmp_path / "log"
+
+    def made(i, y=0):
+        return sample(i // repeats, y)
+
+    with pytest.raises(SourceError):
+        CachedDataset(Repeated(log, failing_at(COUNT - repeats, make=made)), path, progress=False)
+    with pytest.raises(StaleCacheError, match=STALE):
+        CachedDataset(Repeated(log, functools.partial(made, y=1)), path, progress=False)
+    assert len(CachedDataset(Repeated(log, made), path, progress=False)) == COUNT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from edcache.errors import (
     StaleArchiveError,
     StaleCacheError,
 )
+from edcache.labels import LabelSpec
 from edcache.reader import Reader
+from edcache.writer.match import new_head
+from edcache.writer.store import store_at
 
 
 class Source:
@@ -76,6 +80,20 @@ def test_the_same_call_goes_on_with_what_it_began(path: Path) -> None:
     uuid = CachedDataset.from_cache(path, allow_partial=True)._reader.head.uuid
     ds = CachedDataset(Source(6), path, fingerprint={"call": 1})
     assert (ds.complete, ds._reader.head.uuid) == (True, uuid)
+
+
+def test_of_processes_that_begin_at_once_none_removes_what_another_has_begun(path: Path) -> None:
+    def begun(setting: int, seconds: float | None) -> bytes:
+        entry = (
+            {} if seconds is None else {"first_sample": {"seconds": seconds, "repeats": True, "rounding": {}}}
+        )
+        head = new_head(LabelSpec({}), length=3, fingerprint={"settings": {"one": setting}, **entry})
+        with closing(store_at(path).appender(head, "never")) as appender:
+            return appender.head.uuid
+
+    first = begun(1, 0.1)
+    assert [begun(1, 0.2), begun(1, None)] == [first, first]
+    assert begun(2, 0.1) != first
 
 
 def test_a_cachable_call_begins_anew_too(path: Path) -> None:
