@@ -106,6 +106,7 @@ setup(
             "torchdata>=0.8",
             "datasets>=2.14",
             "webdataset>=0.2.86",
+            "tensordict>=0.5",
             "monai>=1.4",
             "transformers>=4.40",
             "diffusers>=0.30",

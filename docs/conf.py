@@ -30,8 +30,6 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-# What only a page of the reference needs of it is the name of a base class.
-autodoc_mock_imports = ["monai"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

@@ -18,7 +18,6 @@
                     DataLoader
     verify          check every byte of an archive; digest() identifies it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
-    export          samples as tar shards or Parquet
     CacheOptions    the keywords of these, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
 
@@ -37,7 +36,7 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     5  dataset   datasets of the user: CachedDataset, views, samplers, loaders, @cachable
     5  backends  places of archives: files, remote, mirror, shm; samples in Redis
     6  tools     verify, digest, housekeeping
-    6  interop   caches of other systems, files of other formats, folders of images
+    6  interop   caches of other systems, folders of images
     7  cli       parse, call one function, print, exit code
 """
 

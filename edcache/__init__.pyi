@@ -24,7 +24,6 @@ from .errors import MissingSampleError as MissingSampleError
 from .errors import OptionError as OptionError
 from .errors import SourceError as SourceError
 from .errors import StaleCacheError as StaleCacheError
-from .interop import export as export
 from .interop import image_folder as image_folder
 from .interop import import_cache as import_cache
 from .reader import collate as collate

@@ -1,4 +1,4 @@
-"""build, images, import: fill archives, also by a call of a factory; export: files of other formats."""
+"""build, images, import: fill archives, also by a call of a factory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import click
 from edcache import dataset, identity, interop
 from edcache.base import CacheOptions, OptionError, human_bytes, index_ranges
 from edcache.cli import output as out
-from edcache.cli.flags import PATH, PATHS, flags, output, size
+from edcache.cli.flags import PATH, flags, output
 from edcache.storage import is_in_memory, located
 
 
@@ -236,56 +236,3 @@ def import_(
         if not options["as_json"]:
             click.echo(f"missing: {index_ranges(cache.missing)}")
         sys.exit(out.FAILED)
-
-
-@click.command()
-@PATHS
-@output("New folder.")
-@click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="Format.")
-@flags("where")
-@click.option("--field", "fields", multiple=True, metavar="NAME", help="Only this field; repeatable.")
-@click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label; repeatable.")
-@click.option("--no-labels", is_flag=True, help="No label columns, but fields.")
-@click.option(
-    "--shard-size", metavar="SIZE", default="500MB", type=size, help="Size of a shard; 500MB by default."
-)
-@flags("allow_partial", "allow_pickle", "as_json")
-def export(
-    paths: Sequence[str],
-    output: str,
-    where: str | None,
-    fields: Sequence[str],
-    labels: Sequence[str],
-    no_labels: bool,
-    allow_pickle: bool,
-    as_json: bool,
-    **how: Any,
-) -> None:
-    """Write samples as files that other tools read.
-
-    A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files are written as
-    these. A field that the format cannot hold is an error, which leaves nothing. EXPR is as in labels.
-
-    \b
-    Formats:
-      webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls
-      parquet     a column for each field and label
-
-    \b
-    Example:
-      edcache export train.zip -o shards --to webdataset --where "label == 3"
-    """
-    ds = dataset.CachedDataset.from_cache(
-        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle, local=False
-    )
-    view: Any = ds
-    if how["allow_partial"]:
-        import numpy as np
-
-        view = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
-    view = view if where is None else view.filter(where)
-    view = view.select(*fields) if fields else view
-    written = interop.export(view, output, labels=list(labels) or not no_labels, **how)
-    document = {"path": os.path.dirname(written[0]), "to": how["to"], "samples": len(view)}
-    line = out.printable(f"{document['path']}: {out.plural(len(view), 'sample')} as {how['to']}")
-    out.print_report(as_json, document, [line])

@@ -45,7 +45,6 @@ def _shared(name: str, help: str, *words: str, **details: Any) -> tuple[str, Cal
 
 _SHARED: Final = dict(
     (
-        _shared("allow_partial", "Take an archive that lacks samples, without them.", is_flag=True),
         _shared("allow_pickle", "Read pickles, which run any code of their author.", is_flag=True),
         _shared("arguments", "Argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
         _shared("as_json", "Print one JSON document instead of text.", "--json", is_flag=True),

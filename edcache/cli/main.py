@@ -72,7 +72,6 @@ for _command in (
     *(build.build, build.images, build.import_),
     *(look.info, look.show, look.view, look.labels),
     *(tidy.verify, tidy.digest),
-    *(build.export, tidy.copy),
-    tidy.caches,
+    *(tidy.copy, tidy.caches),
 ):
     main.add_command(_command)

@@ -2,7 +2,6 @@
 
     edflow       CachedDataset, PathCachedDataset, cachable
     torch_xla    CachedDataset
-    monai        CacheDataset, PersistentDataset; it imports MONAI
     kappadata    RedisDataset
 
 docs/migrating.md has old code beside new code, and the differences.

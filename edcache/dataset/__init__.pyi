@@ -1,4 +1,3 @@
-from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
 from .cached import CachedDataset as CachedDataset
 from .changes import changes as changes
@@ -7,14 +6,9 @@ from .combined import variants as variants
 from .combined import zip_fields as zip_fields
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
-from .indexing import fields_of_labels as fields_of_labels
-from .indexing import structures as structures
-from .indexing import unsealed as unsealed
 from .keyed_cache import KeyedCache as KeyedCache
 from .keyed_cache import memoize as memoize
 from .mapped import map as map
 from .mapped import mapped as mapped
 from .mixture import mix as mix
-from .view import Samples as Samples
 from .view import View as View
-from .view import with_files as with_files

@@ -10,7 +10,7 @@ import numpy as np
 
 from edcache import base
 from edcache.base import ImageError, Ints, MissingSampleError, OptionError
-from edcache.codec import Node, as_read
+from edcache.codec import as_read
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.transforms import Draws
@@ -93,24 +93,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         made = Made(lambda: self._computed(absent, fields, filler))
         stored = session.group(indices[there], fields)
         return Several([(np.flatnonzero(there), stored), (np.flatnonzero(~there), made)])
-
-    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        indices = checked_indices(indices, len(self))
-        session = self._reader.session
-        rows = session.index.rows(indices)
-        absent = indices[rows["flags"] == 0]
-        if len(absent) and self._filler is not None:
-            return super()._structures(indices)
-        if len(absent):
-            raise MissingSampleError(
-                f"{self.path}: {len(absent):,} of {len(indices):,} samples have no record, the first is "
-                f"sample {absent[0]}; leave out those of ds.missing",
-                path=self.path,
-                index=int(absent[0]),
-            )
-        used, first, numbers = np.unique(rows["schema"], return_index=True, return_inverse=True)
-        pairs = zip(indices[first].tolist(), used.tolist(), strict=True)
-        return numbers.reshape(-1), [session.decoder(schema, index).structure for index, schema in pairs]
 
     @property
     def _computes(self) -> bool:  # type: ignore[override]

@@ -356,9 +356,6 @@ class CachedDataset(ArchiveDataset[T_co]):
             self.refresh()
         return self
 
-    def _unsealed(self) -> list[str]:
-        return [] if self._building is not None or self._reader.sealed else [self.path]
-
 
 def opened(options: CacheOptions, reader: Reader) -> CachedDataset[Any]:
     """Make the dataset of an archive that exists."""

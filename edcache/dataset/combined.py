@@ -11,7 +11,6 @@ import numpy as np
 from torch.utils.data import ConcatDataset
 
 from edcache.base import EdcacheError, Ints, OptionError
-from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import info_of
 from edcache.dataset.indexing import Root, Stored, not_as_stored, numbered, stored_shares
@@ -22,7 +21,6 @@ from edcache.format import Failure, Key, pa, unify
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     Beside,
-    FieldPath,
     Projection,
     Reader,
     Records,
@@ -197,9 +195,6 @@ class Combined(Root, Samples):
         """Return the label tables of the samples at the time of the call of concat() or zip_fields()."""
         return [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
 
-    def _unsealed(self) -> list[str]:
-        return [path for part in self.parts for path in part._root._unsealed()]
-
 
 class Concat(Combined):
     """Samples of several datasets, one after the other; `concat` makes it.
@@ -304,15 +299,6 @@ class Concat(Combined):
             parts.append((places, records_of(part, positions, own)))
         return parts[0][1] if len(parts) == 1 else Several(parts)
 
-    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
-        for part, places, positions in self._shares(indices):
-            own, structures = part._root._structures(part._root_indices(positions))
-            is_known = part._transform is None and part._fields is None
-            numbers[places] = own + len(trees)
-            trees += structures if is_known else [None] * len(structures)
-        return numbers, trees
-
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         # Without samples, the first part returns the empty batch.
         for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
@@ -382,9 +368,6 @@ class Aligned(Combined):
 
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
         raise not_as_stored(self, "they are made of several datasets")
-
-    def _label_fields(self) -> dict[str, FieldPath]:
-        return {}  # each archive may have a field of the path
 
 
 class Variants(Aligned):

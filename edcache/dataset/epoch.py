@@ -292,7 +292,7 @@ class EpochSampler(DistributedSampler[Any]):
         Raises:
             OptionError: the step or the rank does not exist.
 
-        Cost: of the positions alone, but for `Weighted` without replacement, which sorts an epoch first.
+        Cost: of the positions alone.
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)

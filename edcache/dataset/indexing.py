@@ -19,7 +19,6 @@ from edcache.base import (
     Transform,
     checked_function,
 )
-from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.ordering import grouped
 from edcache.dataset.selection import Selection
@@ -424,10 +423,6 @@ class Root(Readable[T_co]):
         """Read many samples, as `_one`. draws: of each, for seeded transforms of parts."""
         raise NotImplementedError
 
-    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        """Return a number for each sample, and by number the tree of its schema; None: only reading tells."""
-        return np.zeros(len(indices), np.int64), [None]
-
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         """List the archives that store samples at some indices; see `stored_shares`."""
         return [(self, indices, places)]
@@ -453,14 +448,6 @@ class Root(Readable[T_co]):
 
         columns: a text with the names of the columns in use. chosen: positions that are not left out.
         """
-
-    def _unsealed(self) -> list[str]:
-        """List the archives underneath that are not sealed and have no source here."""
-        raise NotImplementedError
-
-    def _label_fields(self) -> dict[str, FieldPath]:
-        """Map the label columns that hold a field of the samples, the same one in all archives, to its path."""
-        return label_fields(self._readers)
 
     def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
         """Copy this dataset, with other readers."""
@@ -497,26 +484,6 @@ def numbered(ds: Readable[Any], positions: Ints, draws: Draws) -> Draws:
         return draws
     places = (positions % len(ds) + 1).tolist()
     return [(epoch, number or place) for (epoch, number), place in zip(draws, places, strict=True)]
-
-
-def unsealed(ds: Readable[Any]) -> list[str]:
-    """List the archives underneath a dataset that are not sealed and have no source here."""
-    return ds._root._unsealed()
-
-
-def structures(ds: Readable[Any]) -> tuple[Ints, list[Node | None]]:
-    """Return a number for each sample, and by number the tree of its schema.
-
-    The tree is None if only reading tells: a transform makes the sample, or it is of a lazy cache.
-    """
-    if ds._transform is not None:
-        return np.zeros(len(ds), np.int64), [None]
-    return ds._root._structures(ds._root_indices(np.arange(len(ds))))
-
-
-def fields_of_labels(ds: Readable[Any]) -> dict[str, FieldPath]:
-    """Map the label columns that hold a field of a dataset's samples to its path; of a transform's samples none."""
-    return {} if ds._transform is not None else ds._root._label_fields()
 
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:

@@ -167,7 +167,7 @@ class KeyedCache:
 
         seal: False seals it if no other process uses it and if that pays: for the first time, and when calls have added
             values a hundredth as often as there are values, or 1,000 times. True seals it now, so that it opens as a
-            dataset without a warning, and can be exported and copied.
+            dataset without a warning, and can be copied.
         Cost: a seal writes some 65 bytes for each value.
         """
         if seal:

@@ -26,9 +26,6 @@ Floats = npt.NDArray[np.float64]
 Column = str | npt.ArrayLike
 """A label's name, or one value for each sample."""
 
-# Terms of the series for logarithms: ten digits, enough for chance.
-_TERMS = 9
-
 
 class Balanced(EpochSampler):
     """Sampler that draws every class equally often.
@@ -88,26 +85,25 @@ class Weighted(EpochSampler):
         ds: a cache, a view, or any object with `len` and `.labels`.
         weights: the name of a label column, or an array [len(ds)]. Weights are finite and not negative, and may
             have any sum.
-        num_samples: the number of draws in an epoch, by all ranks together. None is len(ds), or without replacement the
-            number of samples whose weight is not 0.
-        replacement: False draws no sample twice in an epoch. Samples with large weights then come early.
+        num_samples: the number of draws in an epoch, by all ranks together. None is len(ds).
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError: 'weight of sample 17 is nan; ...'; too few weights are above 0 to draw
-            num_samples without replacement.
+        OptionError: 'weight of sample 17 is nan; ...'.
 
-    It takes any number of samples; torch's takes at most 2**24.
+    It takes any number of samples; torch's takes at most 2**24. A sample may be drawn again in an epoch: a view takes
+    each once, `ds[numpy.random.default_rng(0).choice(len(ds), 100, replace=False, p=weights / weights.sum())]`.
 
-    Cost: 8 bytes per sample, 16 without replacement, and 16 to 40 bytes per draw while an epoch begins. 10 million
-    samples take 0.1 s, and then 1.5 s per epoch; without replacement 0.2 s, and then 3.5 s.
+    Cost: 8 bytes per sample, and 16 to 40 bytes per draw while an epoch begins. 10 million samples take 0.1 s, and then
+    1.5 s per epoch.
     """
+
+    _may_repeat = True
 
     def __init__(
         self,
         ds: Sized,
         weights: Column,
         num_samples: int | None = None,
-        replacement: bool = True,
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
@@ -118,42 +114,20 @@ class Weighted(EpochSampler):
             raise OptionError(f"weight of sample {at} is {values[at]}; weights are finite and not negative")
         if num_samples is not None:
             check_count("num_samples", num_samples)
-        if replacement:
-            self._able, self._weights = None, np.cumsum(values)
-            count = len(values) if num_samples is None else num_samples
-            total = self._weights[-1] if len(values) else 0.0
-            if count and not 0 < total < math.inf:
-                raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
-        else:
-            self._able = np.flatnonzero(values)
-            self._weights = values[self._able]
-            count = len(self._able) if num_samples is None else num_samples
-            if count > len(self._able):
-                raise OptionError(
-                    f"num_samples={count:,} without replacement, and {len(self._able):,} samples have a "
-                    "weight above 0; draw fewer, or with replacement=True",
-                    option="num_samples",
-                )
+        self._sums = np.cumsum(values)
+        count = len(values) if num_samples is None else num_samples
+        total = self._sums[-1] if len(values) else 0.0
+        if count and not 0 < total < math.inf:
+            raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
         super().__init__(ds, count, seed, **keywords)
 
     def _drawn(self, epoch: int) -> Selection:
-        everything, first = Selection(range(len(self._weights))), word(self.seed, epoch)
-        if self._able is None:
-            return Shuffled(range(self._count), everything, _WeightedOrder(self._count, self._weights, first))
-        # Efraimidis and Spirakis: each sample comes at an exponential time, at the rate of its weight.
-        times = -_log(1 - _uniform(everything.array(), first))
-        times /= self._weights
-        return Selection(self._able[np.argsort(times, kind="stable")[: self._count]])
-
-    @property
-    def _may_repeat(self) -> bool:  # type: ignore[override]
-        return self._able is None
-
-    def _options(self) -> State:
-        return {"replacement": int(self._able is None)}
+        everything = Selection(range(len(self._sums)))
+        order = _WeightedOrder(self._count, self._sums, word(self.seed, epoch))
+        return Shuffled(range(self._count), everything, order)
 
     def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        return [self._weights] if self._able is None else [self._weights, self._able]
+        return [self._sums]
 
 
 class ByLength(EpochSampler):
@@ -329,36 +303,12 @@ class _WeightedOrder(Computed):
         self._sums, self._first = sums, first
 
     def _computed(self, positions: Ints) -> Ints:
-        drawn = _uniform(positions, self._first) * self._sums[-1]
+        drawn = (words(self._first, positions) >> np.uint64(11)) * 2.0**-53 * self._sums[-1]
         # In rising order, for the processor's cache.
         rising = np.argsort(drawn)
         taken = np.empty(len(positions), np.int64)
         taken[rising] = np.searchsorted(self._sums, drawn[rising], side="right")
         return taken
-
-
-def _uniform(positions: Ints, first: int) -> Floats:
-    """Return a number in [0, 1) of 53 bits for each position."""
-    uniform: Floats = (words(first, positions) >> np.uint64(11)) * 2.0**-53
-    return uniform
-
-
-def _log(values: Floats) -> Floats:
-    """Compute natural logarithms of numbers up to 1, to ten digits, by IEEE 754's basic operations.
-
-    The logarithms of platforms differ in the last bit, and the order would differ between ranks.
-    """
-    mantissa, exponent = np.frexp(values)
-    ratio = (mantissa - 1) / (mantissa + 1)
-    square = ratio * ratio
-    series: Floats = np.zeros_like(square)
-    for term in reversed(range(_TERMS)):
-        series *= square
-        series += 1 / (2 * term + 1)
-    series *= ratio
-    series *= 2
-    series += exponent * math.log(2)
-    return series
 
 
 class _Batches(Sequence[Ints]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import os
@@ -17,7 +16,6 @@ import torch
 
 from edcache import base, labels
 from edcache.base import Ints, OptionError, Transform
-from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.keys import Keys, positions_of, settings_of
@@ -550,20 +548,6 @@ class View(Samples[T_co]):
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
-
-
-def with_files(ds: Samples[Any]) -> Samples[Any]:
-    """Copy a dataset with image files as `ImageFile`s, unless a decoding was given."""
-    return ds._reread(_without_decoding)
-
-
-def _without_decoding(reader: Reader) -> Reader:
-    """Return a reader that decodes no image files, unless a decoding was given."""
-    if reader.decoding is not None:
-        return reader
-    other = copy.copy(reader)
-    other.decoding = Decoding.of(None)
-    return other
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

@@ -1,4 +1,4 @@
-"""Interoperation: caches of other systems; files of other formats; folders of images."""
+"""Interoperation: caches of other systems; folders of images."""
 
 from lazy_loader import attach_stub
 

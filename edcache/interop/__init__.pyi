@@ -1,5 +1,3 @@
-from .export import export as export
 from .folders import image_folder as image_folder
 from .importer import import_cache as import_cache
-from .kinds import Format as Format
 from .kinds import Kind as Kind

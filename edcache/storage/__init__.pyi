@@ -20,9 +20,7 @@ from .paths import exists as exists
 from .paths import followed as followed
 from .paths import free as free
 from .paths import make_parent as make_parent
-from .paths import names_in as names_in
 from .paths import remove as remove
-from .paths import remove_tree as remove_tree
 from .paths import replace as replace
 from .paths import stamp as stamp
 from .paths import sync_directory as sync_directory

@@ -80,15 +80,6 @@ def remove(path: str) -> None:
         raise storage_error(path, "deleting it", error) from error
 
 
-def remove_tree(path: str) -> None:
-    """Delete a file, or a folder with its content. Links are not followed."""
-    with storage_errors(path, "deleting it"):
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        else:
-            calls.remove(path)
-
-
 def sync_directory(path: str) -> None:
     """Sync the names in a folder to the disk; "" is the working folder."""
     try:
@@ -106,12 +97,6 @@ def exists(path: str) -> bool:
         except FileNotFoundError:
             return False
     return True
-
-
-def names_in(folder: str) -> list[str]:
-    """The names in a folder."""
-    with storage_errors(folder, "listing it"):
-        return os.listdir(folder)
 
 
 def make_parent(path: str) -> None:

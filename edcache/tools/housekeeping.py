@@ -86,7 +86,7 @@ def _is_archive(path: str) -> bool:
 
 
 def _temporary(path: str) -> Listed | None:
-    """List a file or folder that is written beside its path, or the side file of a copy that is gone; else None."""
+    """List a file that is written beside its path, or the side file of a copy that is gone; else None."""
     copy = path.removesuffix(SIDE)
     is_stray = path != copy and not (os.path.exists(copy) or os.path.exists(copy + PARTIAL))
     if not (writer.is_temporary(path) or is_stray):
@@ -107,13 +107,11 @@ def _partial_copy(path: str) -> Listed | None:
 
 
 def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
-    """Yield the files of a tree, and its temporary folders; links are not followed."""
-    for folder, folders, names in os.walk(top, onerror=on_error):
-        unnamed = [name for name in folders if writer.is_temporary(name)]
-        folders[:] = [name for name in folders if name not in unnamed]
-        for name in [*unnamed, *names]:
+    """Yield the files of a tree; links are not followed."""
+    for folder, _, names in os.walk(top, onerror=on_error):
+        for name in names:
             path = os.path.join(folder, name)
-            if not os.path.islink(path) and (name in unnamed or os.path.isfile(path)):
+            if not os.path.islink(path) and os.path.isfile(path):
                 yield path
 
 
@@ -136,7 +134,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 
 
 def _on_disk(path: str) -> tuple[int, float]:
-    """Return the bytes, of a folder without its files, and the time of the last write."""
+    """Return the bytes of a file, and the time of the last write."""
     try:
         status = os.stat(path)
     except OSError:  # gone since
@@ -165,7 +163,7 @@ def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int
 
 
 def delete_unused(path: str) -> str | None:
-    """Delete an archive, or a file or folder that a killed process left, unless a process writes it.
+    """Delete an archive, or a file that a killed process left, unless a process writes it.
 
     The side file of a local copy is deleted too. A process that reads the archive goes on reading it.
 

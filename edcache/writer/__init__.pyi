@@ -47,4 +47,3 @@ from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
-from .temporary import start as start

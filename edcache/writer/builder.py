@@ -46,7 +46,7 @@ class ChunkBuilder:
 
     Args:
         head: of the archive. path: its name in messages.
-        chunk_size, chunk_nbytes: a chunk is full with this many samples, or bytes before compression.
+        chunk_size: a chunk is full with this many samples, or with CHUNK_NBYTES before compression.
         failure_of: makes the `failures` of samples that are refused; None lets the error end the work.
         label_schema: types of the label columns that the archive has.
         seconds: from one publication to the next; None: as long as samples take to compute.
@@ -61,7 +61,6 @@ class ChunkBuilder:
         path: str,
         spec: LabelSpec,
         chunk_size: int | None = None,
-        chunk_nbytes: int = CHUNK_NBYTES,
         *,
         failure_of: FailureOf | None = None,
         label_schema: pa.Schema | None = None,
@@ -70,7 +69,6 @@ class ChunkBuilder:
         self._path = path
         self._spec = spec
         self._most = MAX_LENGTH if chunk_size is None else chunk_size
-        self._most_nbytes = chunk_nbytes
         self._failure_of = failure_of
         self.failures: list[Failure] = []
         self._encoder = Encoder(head.codec)
@@ -98,12 +96,12 @@ class ChunkBuilder:
     @property
     def is_full(self) -> bool:
         """True if the pending samples make a whole chunk."""
-        return self.nbytes >= self._most_nbytes or len(self) >= self._most
+        return self.nbytes >= CHUNK_NBYTES or len(self) >= self._most
 
     @property
     def is_due(self) -> bool:
         """True if the pending samples make a whole chunk, or have waited long enough."""
-        if self.nbytes >= self._most_nbytes or len(self._rows) >= 4 * self._most:
+        if self.nbytes >= CHUNK_NBYTES or len(self._rows) >= 4 * self._most:
             return True
         now = time.monotonic()
         waited = now - self._published
@@ -180,14 +178,14 @@ class ChunkBuilder:
 
     def _add_run(self, indices: Sequence[int], columns: Columns, start: int) -> int:
         """Add rows of one structure together; returns how many, 0 if they are to be added one by one."""
-        room = max(0, self._most_nbytes - self.nbytes)
+        room = max(0, CHUNK_NBYTES - self.nbytes)
         run = self._encoder.encode_columns(columns, start, self._most - len(self), room)
         if run is None:
             return 0
         self._settle()
         offset = _places(self.nbytes, run.nbytes)
         ends = offset[:-1] + run.nbytes + format.behind_nbytes(run.nbytes)
-        count = min(len(ends), int(np.searchsorted(ends, self._most_nbytes)) + 1)
+        count = min(len(ends), int(np.searchsorted(ends, CHUNK_NBYTES)) + 1)
         offset, ends, nbytes = offset[: count + 1], ends[:count], run.nbytes[:count]
         first, last = int(offset[0]), int(offset[-1])
         buffer = np.frombuffer(self._room(first, last - first), np.uint8)
@@ -215,8 +213,7 @@ class ChunkBuilder:
         """Return the buffer, enlarged if it ends before `offset + nbytes`."""
         end = offset + nbytes
         if end > len(self._buffer):
-            usual = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
-            bigger = np.zeros(max(usual, end * 3 // 2), np.uint8).data
+            bigger = np.zeros(max(CHUNK_NBYTES + (CHUNK_NBYTES >> 3), end * 3 // 2), np.uint8).data
             bigger[: self.nbytes] = self._buffer[: self.nbytes]
             self._buffer, self._dirty = bigger, 0
         self._written = end

@@ -17,7 +17,6 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.match import adopt_labels, check_options, new_head
 from edcache.writer.seal import seal
 
@@ -37,7 +36,6 @@ class CacheWriter:
             readers see the old file.
         options: all options as one object; keywords replace single options of it. With mode="a" the label
             columns are as in the archive, except columns that are made by functions.
-        chunk_nbytes: stores the pending samples when their records have this many bytes together.
         publish_seconds: stores the pending samples at the first append after this many seconds, so that a
             crash loses little. None leaves it to the sizes; the bytes of the file then do not depend on
             speed.
@@ -71,7 +69,6 @@ class CacheWriter:
         mode: str = "x",
         options: WriteOptions | None = None,
         *,
-        chunk_nbytes: int = CHUNK_NBYTES,
         publish_seconds: float | None = 2.0,
         uuid: bytes | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -81,7 +78,6 @@ class CacheWriter:
         self.path = path = where.path
         storage_options = None  # a traceback with locals would show its credentials
         options = WriteOptions.of(options, keywords, "CacheWriter")
-        base.check_count("chunk_nbytes", chunk_nbytes)
         codec, compression = options.codec, options.compression
         _check_mode(mode)
         self._replaces = mode == "w"
@@ -116,7 +112,7 @@ class CacheWriter:
             head, types = self._appender.head, self._appender.label_schema()
             every = math.inf if publish_seconds is None else publish_seconds
             self._builder = ChunkBuilder(
-                head, self.path, spec, options.chunk_size, chunk_nbytes, label_schema=types, seconds=every
+                head, self.path, spec, options.chunk_size, label_schema=types, seconds=every
             )
         except BaseException:
             self._close_files()

@@ -1,14 +1,13 @@
-"""Files and folders that are written beside the path that they are for, and get its name when they are whole.
+"""Files that are written beside the path that they are for, and get its name when they are whole.
 
-`train.zip.edcache.new` becomes `train.zip`. Its writer holds `LOCK_SESSION` of it (of a folder, of the file
-`.edcache.new` in it), a lock of the kernel's that ends with that process. So a file without a lock was left by a
-process that was killed: nothing reads it, the next writer of the same path begins anew, and `edcache caches --prune`
-deletes it. All temporary files have such a name, but for copies of archives far away.
+`train.zip.edcache.new` becomes `train.zip`. Its writer holds `LOCK_SESSION` of it, a lock of the kernel's
+that ends with that process. So a file without a lock was left by a process that was killed: nothing reads it, the next
+writer of the same path begins anew, and `edcache caches --prune` deletes it. All temporary files have such a name, but
+for copies of archives far away.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -34,42 +33,34 @@ def name_for(target: str) -> str:
 
 
 def is_temporary(path: str) -> bool:
-    """True if a file or a folder has the name of one that is being written."""
+    """True if a file has the name of one that is being written."""
     return path.endswith(SUFFIX)
 
 
-def start(target: str, wait: float | None = None, *, is_folder: bool = False) -> File:
-    """Make and lock the file, or the folder, that is to get a name; hold the result until it has it.
+def start(target: str, wait: float | None = None) -> File:
+    """Make and lock the file that is to get a name; hold the result until it has it.
 
     A leftover of a process that was killed is deleted, not cut: somebody may have it mapped.
 
     Args:
         wait: seconds after which it is tried again while another process is at it; None raises
             ArchiveError.
-        is_folder: the result is the file in it that is locked.
     """
-    if not is_folder:
-        with suppress(ArchiveNotFoundError):
-            File.open(target, "r").close()  # StorageError for a device or a pipe, which would be replaced
+    with suppress(ArchiveNotFoundError):
+        File.open(target, "r").close()  # StorageError for a device or a pipe, which would be replaced
     work = name_for(target)
-    locked = os.path.join(work, SUFFIX) if is_folder else work
     while True:
-        storage.make_parent(locked)
-        try:
-            session = File.open(locked, "a")
-        except ArchiveNotFoundError:
-            if not is_folder:
-                raise
-            continue  # the folder was deleted just now
+        storage.make_parent(work)
+        session = File.open(work, "a")
         try:
             is_locked = session.try_lock(format.LOCK_SESSION)
             if not is_locked and wait is None:
                 raise ArchiveError(f"{work}: another process is writing it; wait for it to end")
             # Its last holder may just have given it another name.
             if is_locked and session.is_named():
-                if not (storage.names_in(work)[1:] if is_folder else session.size()):
+                if not session.size():
                     return session
-                storage.remove_tree(work)
+                storage.remove(work)
         except BaseException:
             session.close()
             raise
@@ -101,21 +92,16 @@ def note_use(copy: str) -> None:
 
 def is_held(path: str) -> bool:
     """True if a living process writes a temporary file; False if the system cannot tell."""
-    with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), "r")) as file:
+    with suppress(ArchiveNotFoundError), closing(File.open(path, "r")) as file:
         return file.is_locked(format.LOCK_SESSION, 1)
     return False
 
 
 def discard(path: str) -> bool:
-    """Delete a temporary file or folder, unless a living process writes it; return True if it is gone."""
-    mode = "a" if os.path.isdir(path) else "r+"
-    with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), mode)) as file:
+    """Delete a temporary file, unless a living process writes it; return True if it is gone."""
+    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
         if not file.try_lock(format.LOCK_SESSION):
             return False
         if file.is_named():
-            storage.remove_tree(path)
+            storage.remove(path)
     return True
-
-
-def _locked_of(path: str) -> str:
-    return os.path.join(path, SUFFIX) if os.path.isdir(path) else path

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import textwrap
 import time
 from pathlib import Path
@@ -660,21 +659,6 @@ def test_copy_over_itself_gives_back_what_is_outdated(grown):
     assert len(CachedDataset.from_cache(grown).errors) == 1
 
 
-def test_export_writes_chosen_samples_fields_and_labels(archive, partial, tmp_path):
-    line = f"export {archive} -o {tmp_path}/a --to webdataset --where label==1 --field text --label score"
-    assert report(line) == {"path": str(tmp_path / "a"), "to": "webdataset", "samples": 3}
-    with tarfile.open(tmp_path / "a" / "shard-000000.tar") as tar:
-        assert tar.getnames() == [f"{k}.{name}" for k in range(3) for name in ("labels.json", "text.txt")]
-    error_of(line)
-    assert error_of("export", partial, "-o", tmp_path / "b", "--to", "webdataset").endswith(
-        "(--allow-partial)"
-    )
-    line = f"export {partial} -o {tmp_path}/b --to webdataset --allow-partial --no-labels"
-    assert report(line)["samples"] == 3
-    with tarfile.open(tmp_path / "b" / "shard-000000.tar") as tar:
-        assert "0.labels.json" not in tar.getnames()
-
-
 @pytest.mark.parametrize(
     ("indices", "text"),
     [([17, 40, 41, 42], "17, 40-42"), ([0], "0"), ([0, 1], "0-1"), ([1, 3, 5], "1, 3, 5")],
@@ -730,7 +714,7 @@ WRONG_USAGE = {
     "info": "PATH...",
     "info {} --jsn": "--jsn",
     "show {} x": "INDEX",
-    "export {} -o new --to csv": "--to",
+    "import {} -o new --from csv": "--from",
     "build digits.make -o new.zip": "package.module:factory",
     "build digits:make -o new.zip": "missing a required argument: 'split'",
     "build digits:make -o new.zip --arg split=a --arg k=1": "'k'",

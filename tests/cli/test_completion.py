@@ -42,7 +42,7 @@ def environment(here):
 WORDS = {
     "a command": (["inf"], "plain,info"),
     "an option": (["info", "--js"], "plain,--json"),
-    "a choice": (["export", "a.zip", "--to", "web"], "plain,webdataset"),
+    "a choice": (["import", "a.zip", "--from", "ed"], "plain,edflow"),
     "an archive": (["info", "cache/sl"], "file,cache/sl"),
     "one of several": (["copy", "a.zip", "cache/sl"], "file,cache/sl"),
     "a new archive": (["build", "digits:make", "-o", "cache/n"], "file,cache/n"),

@@ -28,7 +28,6 @@ RIGHT = {
     "images": "folder -o new.zip",
     "import": "ok.zip -o new.zip --from edflow",
     "copy": "ok.zip new",
-    "export": "ok.zip -o new --to files",
     "info": "ok.zip",
     "show": "ok.zip 0",
     "labels": "ok.zip",

@@ -59,7 +59,6 @@ MAKE = {
     "Shuffle": Shuffle,
     "Balanced": lambda ds, **o: Balanced(ds, "label", **o),
     "Weighted": lambda ds, **o: Weighted(ds, "weight", **o),
-    "WeightedOnce": lambda ds, **o: Weighted(ds, "weight", replacement=False, **o),
     "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", 8, **o),
     "ByTokens": lambda ds, **o: ByLength(ds, "n_tokens", max_tokens=400, **o),
     "ChunkShuffle": lambda ds, **o: ChunkShuffle(ds, 3, **o),
@@ -409,26 +408,6 @@ def test_weighted_draws_in_proportion_to_the_weights():
         assert chi_square(pairs, {(a, b): expected[a] * expected[b] / number / 2 for a, b in products}) < 60
 
 
-def test_weighted_without_replacement_draws_one_after_the_other_in_proportion_to_what_is_left():
-    weights = [1.0, 2.0, 0.0, 5.0, 0.3]
-    able = [0, 1, 3, 4]
-    rounds = scaled(6000)
-    sampler = Weighted(Labelled(5), weights, replacement=False)
-    assert len(sampler) == 4
-    counted = Counter(tuple(sampler.order(epoch)) for epoch in range(rounds))
-    expected = {}
-    for order in itertools.permutations(able):
-        chance, left = 1.0, sum(weights)
-        for position in order:
-            chance, left = chance * weights[position] / left, left - weights[position]
-        expected[order] = rounds * chance
-    assert chi_square(counted, expected) < 70
-    fewer = Weighted(Labelled(5), weights, 2, False)
-    assert [list(fewer.order(epoch)) for epoch in range(9)] == [
-        list(sampler.order(epoch))[:2] for epoch in range(9)
-    ]
-
-
 def test_weights_of_any_size_are_drawn_by():
     for factor in (1e-300, 1e300 / 7):
         drawn = Counter(Weighted(Labelled(3), np.array([1, 0, 3]) * factor, 4000))
@@ -452,11 +431,6 @@ def test_weights_of_any_size_are_drawn_by():
             "an array: sample 1 has no value; filter() such samples out, or give an array",
         ),
         (("w",), 'label "w": sample 2 has no value; filter() such samples out, or give an array'),
-        (
-            ([1, 0, 2], 3, False),
-            "num_samples=3 without replacement, and 2 samples have a weight above 0; draw fewer, or with "
-            "replacement=True",
-        ),
         (([1, 0, 2], 0), "num_samples=0; give 1 or more"),
     ],
 )

@@ -36,7 +36,6 @@ ORDERS = {
     "ChunkShuffle": lambda ds, **o: samplers.ChunkShuffle(ds, 4, **o),
     "Balanced": lambda ds, **o: samplers.Balanced(ds, "label", **o),
     "Weighted": lambda ds, **o: samplers.Weighted(ds, "weight", **o),
-    "Weighted once": lambda ds, **o: samplers.Weighted(ds, "weight", replacement=False, **o),
     "ByLength": lambda ds, **o: samplers.ByLength(ds, "n_tokens", **o),
     "mix": lambda ds, **o: edcache.mix([ds[:60], ds[60:100], ds[100:]], [5, 3, 2], stop=LENGTH, **o),
     "loader": None,

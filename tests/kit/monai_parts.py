@@ -31,15 +31,9 @@ class Counted(Volume):
         return super().__call__(item)
 
 
-class InPlace(transforms.Transform):
+class Noise(transforms.RandomizableTransform):
     def __call__(self, item):
-        item["n"] += 1
-        return item
-
-
-class Noise(transforms.Randomizable, transforms.Transform):
-    def __call__(self, item):
-        return {**item, "noise": torch.rand(2)}
+        return {**item, "noise": self.R.random()}
 
 
 def volume(n):

@@ -22,7 +22,7 @@ DOORS = {"__init__", "__main__", "compat", "errors", "numpy", "samplers"}
 # The folders of this room are backends: each has a surface of its own.
 BACKENDS = "backends"
 OWNERS = {
-    "pyarrow": {"format", "labels", "interop"},
+    "pyarrow": {"format", "labels"},
     "mmap": {"storage"},
     "fcntl": {"storage"},
     "pickle": {"codec"},
@@ -35,7 +35,6 @@ OWNERS = {
     "fsspec": {"backends"},
     "torch_xla": {"dataset"},
     "huggingface_hub": {"backends"},
-    "datasets": {"interop"},
     "tarfile": {"interop"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import reference
 from damage import flipped
-from filled import available
 from range_server import Served, serving
 from scale import SEED, scaled
 from written import write
@@ -256,21 +255,10 @@ def test_lazy_and_skipped_samples_are_told_by_the_call_that_makes_them(path: Pat
     assert not CachedDataset(Source(3), path, on_error="skip").complete
 
 
-def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Path, tmp_path: Path) -> None:
+def test_what_seals_asks_before_it_takes_half(whole: Whole, path: Path, tmp_path: Path) -> None:
     data = unsealed(whole, 2)
     path.write_bytes(data)
     ds = CachedDataset.from_cache(path, allow_partial=True)
-    view = available(ds)
-    acts: dict[str, Callable[..., Any]] = {
-        "exported": lambda **o: edcache.export(view, tmp_path / "exported", "webdataset", **o),
-        "table": lambda **o: edcache.export(edcache.concat([view, view]), tmp_path / "table", "parquet", **o),
-    }
-    for name, act in acts.items():
-        with pytest.raises(ArchiveError, match=r"a\.zip.* not sealed.* allow_partial=True"):
-            act()
-        assert not (tmp_path / name).exists(), name
-        act(allow_partial=True)
-        assert (tmp_path / name).exists(), name
     with pytest.raises(ArchiveError, match="have no record|is not sealed, so samples may be missing"):
         ds.save(path)
     assert path.read_bytes() == data
@@ -296,13 +284,9 @@ def test_the_command_line_says_that_it_is_not_whole(
     assert (code, "not whole" in said, "not sealed" in said) == (1, True, True)
     assert edcache.verify(path).problems == []
     out = tmp_path / "out"
-    for command, flag in (
-        (["copy", path, "-o", out], "--skip-damaged"),
-        (["export", path, "--to", "webdataset", "-o", out], "--allow-partial"),
-    ):
-        code, said = run(*command)
-        assert (code, flag in said) == (1, True), said
-        assert not out.exists()
+    code, said = run("copy", path, "-o", out)
+    assert (code, "--skip-damaged" in said) == (1, True), said
+    assert not out.exists()
     assert run("copy", path, "-o", path, "--skip-damaged")[0] == 0
     assert run("verify", path)[0] == 0
     assert run("info", path)[0] == 0

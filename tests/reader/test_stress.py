@@ -149,15 +149,13 @@ class Busy:
             time.sleep(0.001)
 
     def _append(self) -> None:
-        w = CacheWriter(self.growing, "a", chunk_size=8, chunk_nbytes=1 << 14, sync="never")
+        w = CacheWriter(self.growing, "a", chunk_size=8, sync="never")
         while not self._stop.is_set():
             # One sample for each fork, so that the archive stays short; all the others go elsewhere.
             if w.next_index < self.forks + 8:
                 w.append(sample(w.next_index))
                 self._published = w._appender.chain.end_index
-            with CacheWriter(
-                self.growing.with_name("other.zip"), "w", chunk_size=3, chunk_nbytes=1 << 14, sync="never"
-            ) as other:
+            with CacheWriter(self.growing.with_name("other.zip"), "w", chunk_size=3, sync="never") as other:
                 other.extend(map(sample, range(9)))
             time.sleep(0.001)
         w.close()
@@ -350,7 +348,7 @@ def small(writer: int, k: int) -> dict[str, Any]:
 
 
 def append_many(path: Path, writer: int, count: int) -> None:
-    w = CacheWriter(path, "a", chunk_size=1, chunk_nbytes=1 << 12, publish_seconds=None, sync="never")
+    w = CacheWriter(path, "a", chunk_size=1, publish_seconds=None, sync="never")
     for k in range(count):
         w.append(small(writer, k))
     w.abort()

@@ -428,11 +428,6 @@ def test_where_there_are_no_byte_locks_sharing_one_does_nothing(path, monkeypatc
     assert not owner.is_locked(7, 1)
 
 
-def test_a_tree_that_cannot_be_deleted_is_named(tmp_path):
-    with pytest.raises(StorageError, match="there/no: deleting it: No such file or directory"):
-        storage.remove_tree(str(tmp_path / "there" / "no"))
-
-
 def test_a_stamp_is_that_of_the_file_until_it_changes(path):
     file = File.open(path, "x")
     file.pwrite(0, b"hello")

@@ -28,8 +28,6 @@ DOORS = {
     "digest": edcache.digest,
     "save to": lambda p: CachedDataset.from_cache("good.zip").save(p),
     "save parts to": lambda p: CachedDataset.from_cache("good.zip").save(p, max_size=1),
-    "export": lambda p: edcache.export(p, "new", to="parquet"),
-    "export to": lambda p: edcache.export("good.zip", p, to="parquet"),
     "copy": lambda p: edcache.copy_to_local(p, "copies", progress=False),
     "copy to": lambda p: edcache.copy_to_local("good.zip", p, progress=False),
     "keep near": lambda p: CachedDataset.from_cache("good.zip", local=p),

@@ -6,7 +6,6 @@ import resource
 import sys
 
 import pyarrow as pa
-import pyarrow.parquet  # an import takes descriptors too
 import pytest
 from descriptors import open_files
 from systems import ended, in_child
@@ -38,8 +37,6 @@ OPERATIONS = {
     "save parts": lambda top: CachedDataset.from_cache(top / "in" / "0.zip").save(
         top / "new.zip", max_size=1
     ),
-    "parquet": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="parquet"),
-    "webdataset": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="webdataset"),
     "copy": lambda top: edcache.copy_to_local(top / "in" / "0.zip", top / "near.zip", progress=False),
     "spool": lambda top: CachedDataset(Source(), "memory://limits/a.zip"),
     "preload": lambda top: CachedDataset.from_cache(top / "in" / "0.zip", preload="shm")[0],

@@ -47,8 +47,6 @@ OPERATIONS = {
     "rebuild a stream": lambda top: CachedDataset(Stream(), top / "a.zip", keep_existing=False),
     "write": writing,
     "copy": copy,
-    "parquet": lambda top: edcache.export(top / "a.zip", top / "new", to="parquet"),
-    "webdataset": lambda top: edcache.export(top / "a.zip", top / "new", to="webdataset"),
     "spool": spooled,
 }
 
@@ -62,12 +60,12 @@ def make(top):
 
 
 def on_disk(top):
-    """All files, those in what is temporary as that alone; but for side files beside their copies."""
-    found = set()
-    for folder, folders, names in os.walk(top):
-        unnamed = [name for name in folders if name.endswith(".edcache.new")]
-        folders[:] = [name for name in folders if name not in unnamed]
-        found |= {os.path.relpath(os.path.join(folder, name), top) for name in [*unnamed, *names]}
+    """All files, but for side files beside their copies."""
+    found = {
+        os.path.relpath(os.path.join(folder, name), top)
+        for folder, _, names in os.walk(top)
+        for name in names
+    }
     copies = {name + ending for name in found for ending in (".origin",)}
     return found - copies - {name.replace(".partial", ".origin") for name in found if "partial" in name}
 
@@ -80,12 +78,6 @@ def run(*arguments):
 
 def listed(top):
     return {row["path"]: row["about"] for row in json.loads(run("caches", top, "--json"))}
-
-
-def whole(top):
-    """Files that are no archives and have their names: of exports."""
-    named = {file for file in on_disk(top) if not file.endswith((".zip", ".edcache.new"))}
-    return {file for file in named if file.startswith("new")}
 
 
 @pytest.mark.full
@@ -108,14 +100,14 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
         kind = ended(in_child(lambda top=top: OPERATIONS[name](top), Killing(step)))
         assert kind in (-signal.SIGKILL, 0)
         seen |= set(listed(top))
-        assert on_disk(top) - whole(top) == set(listed(top))
+        assert on_disk(top) == set(listed(top))
         run("caches", top, "--prune")
         assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
-        left = on_disk(top) - whole(top)
+        left = on_disk(top)
         assert left == set(listed(top))
         assert {"a.zip", "b.zip"} <= left
         run("caches", top, "--max-size", "1B", "--older-than", "0", "--prune")
-        assert on_disk(top) - whole(top) == set()
+        assert on_disk(top) == set()
         assert not [file for file in os.listdir(top) if file.endswith(".origin")]
     assert [file for file in seen if file.endswith((".edcache.new", ".partial"))]
     tally("kills of what writes beside a path", len(some))
@@ -132,7 +124,7 @@ def test_what_is_killed_at_random_is_listed_and_pruned(tmp_path, tally):
         time.sleep(chance.random() * 0.03)
         os.kill(pid, signal.SIGKILL)
         ended(pid)
-        assert on_disk(top) - whole(top) == set(listed(top))
+        assert on_disk(top) == set(listed(top))
         run("caches", top, "--prune")
         assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
     tally("kills of what writes beside a path", len(OPERATIONS))
@@ -155,9 +147,8 @@ def held(top, begin):
     return pid
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
-def test_what_a_living_process_writes_stays(tmp_path, is_folder):
-    pid = held(tmp_path, lambda: temporary.start(str(tmp_path / "a"), is_folder=is_folder))
+def test_what_a_living_process_writes_stays(tmp_path):
+    pid = held(tmp_path, lambda: temporary.start(str(tmp_path / "a")))
     try:
         assert listed(tmp_path) == {"a.edcache.new": "another process is writing it"}
         run("caches", tmp_path, "--max-size", "1B", "--older-than", "0", "--prune")

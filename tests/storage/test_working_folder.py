@@ -122,14 +122,6 @@ def test_a_writer_goes_on_in_the_file_that_it_began(home, tmp_path, mode):
     check(CachedDataset.from_cache(home / "a.zip"), home)
 
 
-def test_an_export_goes_where_it_was_to_go(home, tmp_path):
-    ds = CachedDataset.from_cache(CachedDataset(Wandering(tmp_path), home / "a.zip").path)
-    os.chdir(home)
-    edcache.export(ds.with_transform(lambda sample: [os.chdir(tmp_path), sample][1]), "out", to="webdataset")
-    assert (home / "out").is_dir()
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
-
-
 def test_a_folder_above_a_link_is_not_that_above_its_name(home, tmp_path):
     (tmp_path / "far" / "inner").mkdir(parents=True)
     (home / "link").symlink_to(tmp_path / "far" / "inner")
@@ -226,7 +218,6 @@ def test_full_paths_work_where_the_folder_is_gone(tmp_path):
         whole = CachedDataset.from_cache(os.path.join(top, "d.zip"))
         whole.save(os.path.join(top, "part.zip"), max_size=1000)
         whole.save(os.path.join(top, "d.zip"))
-        edcache.export(os.path.join(top, "d.zip"), os.path.join(top, "out"), to="webdataset")
         copy = edcache.copy_to_local(os.path.join(top, "d.zip"), os.path.join(top, "copies"), progress=False)
         near = CachedDataset.from_cache(os.path.join(top, "d.zip"), local=os.path.join(top, "near"))
         assert near[1] == {"x": 1}
@@ -251,7 +242,6 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
         told(lambda: edcache.verify("a.zip"))
         told(lambda: CachedDataset.from_cache(full).save("a.zip"))
         told(lambda: CachedDataset.from_cache(full).save("a.zip", max_size=1))
-        told(lambda: edcache.export(full, "a.zip", to="webdataset"))
         told(lambda: edcache.copy_to_local(full, "a.zip"))
         told(lambda: CachedDataset.from_cache(full, local="a.zip"))
         """,
@@ -260,7 +250,7 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
         "StorageError a.zip: asking for the folder that this process works in; give an absolute path: "
         "No such file or directory"
     )
-    assert told == [refused] * 11
+    assert told == [refused] * 10
 
 
 @pytest.mark.full

@@ -186,9 +186,10 @@ def test_a_quick_look_reads_no_record(tmp_path):
     assert size < whole.nbytes < 1.05 * size
 
 
-def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
+def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("edcache.writer.builder.CHUNK_NBYTES", 1 << 30)
     path = tmp_path / "a.zip"
-    write(path, (np.full(500_000, i) for i in range(10)), chunk_nbytes=1 << 30)
+    write(path, (np.full(500_000, i) for i in range(10)))
 
     class Measuring(System):
         largest = 0
@@ -236,9 +237,10 @@ def test_a_byte_between_records_is_no_room_for_anything(tmp_path):
     assert any("chunks/00000001 has crc32 " in line for line in problems)
 
 
-def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path):
+def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr("edcache.writer.builder.CHUNK_NBYTES", 1 << 30)
     path = tmp_path / "a.zip"
-    with CacheWriter(path, chunk_nbytes=1 << 30) as w:
+    with CacheWriter(path) as w:
         for nbytes in (10, 3 << 20, 0, 5, (1 << 20) - 2000, 1 << 20, 700):
             w.append(np.zeros(nbytes, np.uint8))
     rows = edcache.reader.Reader(path).rows

@@ -154,14 +154,15 @@ def test_chunks_are_as_full_as_one_by_one(tmp_path, nbytes, compression):
     assert edcache.verify(tmp_path / "columns.zip").sound
 
 
-def test_many_texts_fill_chunks_as_one_by_one_whatever_their_lengths(tmp_path):
+def test_many_texts_fill_chunks_as_one_by_one_whatever_their_lengths(tmp_path, monkeypatch):
+    monkeypatch.setattr("edcache.writer.builder.CHUNK_NBYTES", 1 << 20)
     rng = np.random.default_rng(0)
     lengths = [int(n) for n in (1200 ** rng.random(9000)).tolist()] + [70_000] * 20 + [1] * 3000
     texts = ["ä" * (n // 2) + "\ud800" * (n % 7 == 0) for n in lengths]
     texts[5000] = None
     count = len(texts)
     batch = {"t": texts, "x": np.arange(count * 5).reshape(count, 5), "u": [b"z" * (n % 9) for n in lengths]}
-    columns, single = both(tmp_path, (count, batch), (count, batch), chunk_nbytes=1 << 20)
+    columns, single = both(tmp_path, (count, batch), (count, batch))
     assert columns == single
     assert edcache.verify(tmp_path / "columns.zip").sound
 

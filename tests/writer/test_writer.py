@@ -257,8 +257,9 @@ def test_space_over_the_payload(path, nbytes, count, most):
     assert path.stat().st_size <= most * count * (nbytes + 8)
 
 
-def test_a_sample_larger_than_a_chunk_is_a_chunk_of_its_own(path):
-    write(path, [bytes(10), bytes(5000), bytes(10)], chunk_nbytes=1000)
+def test_a_sample_larger_than_a_chunk_is_a_chunk_of_its_own(path, monkeypatch):
+    monkeypatch.setattr("edcache.writer.builder.CHUNK_NBYTES", 1000)
+    write(path, [bytes(10), bytes(5000), bytes(10)])
     assert [len(s) for s in contents(path).values()] == [10, 5000, 10]
 
 
@@ -310,7 +311,7 @@ def test_a_writer_may_append_after_its_own_seal(path, mode):
     assert edcache.verify(path).sealed
 
 
-@pytest.mark.parametrize("options", [{"chunk_size": 0}, {"chunk_nbytes": -1}, {"sync": "often"}], ids=str)
+@pytest.mark.parametrize("options", [{"chunk_size": 0}, {"sync": "often"}], ids=str)
 @pytest.mark.parametrize("mode", ["x", "w"])
 def test_a_refused_option_leaves_no_file(path, mode, options):
     with pytest.raises(OptionError):
