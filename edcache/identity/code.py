@@ -5,10 +5,10 @@ after a renamed local variable, and is no proof: what it does not reach, a sampl
 files may have been edited since.
 
 Walk: the functions of a class, what a decorator wraps, and what global variables, closures and attributes of modules
-lead to by the names in code. With each function go the plain values that it names: constants, `args.size`,
-`CFG["size"]`, attributes of classes, items of `os.environ`. Libraries are left out.
+lead to by the names in code. With each function go the values that it names, as `Settings` describes them: constants,
+`args.size`, `CFG["size"]`, attributes of classes, items of `os.environ`. Of libraries what they wrap is followed alone.
 
-What must never happen: that it runs code of the user, does not end, or raises.
+What must never happen: that it does not end, or raises.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from edcache.base import MAIN_NAMES
@@ -33,10 +32,11 @@ _LIBRARIES: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdli
 _PACKAGES: Final = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _OWN: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_FUNCTIONS: Final = (types.FunctionType, types.MethodType, functools.partial)
+_ENVIRONMENT: Final = {id(os.environ), id(os.getenv)}
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
-_DEEPEST: Final = 4
-# Methods that change a container. Code that calls one, or assigns to an item, has no containers as constants.
+# Methods that change a container. What code names where it calls one, or assigns to an item, is no constant.
 _CHANGES: Final = frozenset(
     {"append", "add", "extend", "insert", "update", "setdefault", "pop", "clear", "remove"}
 )
@@ -52,7 +52,10 @@ def is_library(file: str) -> bool:
 
 def is_of_library(name: str | None) -> bool:
     """True for the name of a module of Python, of an installed library or of edcache."""
-    module = sys.modules.get(name or "builtins")
+    name = name if isinstance(name, str) else "builtins"  # classes of C have a descriptor there
+    module = sys.modules.get(name)
+    if module is None and name.partition(".")[0] not in sys.modules:
+        return False  # of a file that was executed by its path
     file = getattr(module, "__file__", None)
     if name in MAIN_NAMES or (
         module is not None and file is None and getattr(module, "__spec__", None) is None
@@ -61,10 +64,11 @@ def is_of_library(name: str | None) -> bool:
     return is_library(file or _OWN)
 
 
-def code_of(reached: Iterable[Any], nbytes: int) -> dict[str, str]:
+def code_of(reached: Iterable[Any], nbytes: int, describe: Callable[[Any], Any]) -> dict[str, str]:
     """Digest functions and classes, and the user's code that they name, by qualified names without their modules.
 
     The first ones have their names in the result, up to about `nbytes` of JSON; "others" is a digest of the rest.
+    describe: returns the description of a value.
     """
     digests: dict[str, str] = {}
     for thing in reached:
@@ -72,9 +76,9 @@ def code_of(reached: Iterable[Any], nbytes: int) -> dict[str, str]:
         if issubclass(kind, types.FunctionType | types.GeneratorType):
             code = _code_of(thing)
             named = [*_named(thing)] if kind is types.FunctionType else []
-            name, texts = thing.__qualname__, [_text_of_code(code), *_contents(named, said(code).depth)]
+            name, texts = thing.__qualname__, [_text_of_code(code), *_contents(named, code, describe)]
         elif issubclass(kind, type):
-            name, texts = _QUALNAME(thing), _constants_of(thing)
+            name, texts = _QUALNAME(thing), _constants_of(thing, describe)
         else:
             continue
         digests[name] = _digest(digests.get(name, ""), *texts)
@@ -99,9 +103,13 @@ def reached_from(things: Iterable[Any]) -> list[Any]:
         seen.add(id(thing))
         kind = type(thing)
         if issubclass(kind, types.FunctionType | types.GeneratorType):
+            is_function = kind is types.FunctionType
             if not is_library(_code_of(thing).co_filename):
                 reached.append(thing)
-                waiting += [value for _, value in _named(thing)] if kind is types.FunctionType else []
+                waiting += [value for _, value in _named(thing)] if is_function else []
+            elif is_function:  # of a decorator, whose function is the user's
+                wrapped = [*outer(thing).values(), vars(thing).get("__wrapped__")]
+                waiting += [value for value in wrapped if isinstance(value, (dict, *_FUNCTIONS))]
         elif issubclass(kind, type):
             if not is_of_library(_attributes(thing).get("__module__")):
                 reached.append(thing)
@@ -129,14 +137,16 @@ def _functions_in(thing: Any) -> Iterator[Any]:
     elif kind in (staticmethod, classmethod):
         yield thing.__func__
     elif kind is property:
-        yield thing.fget
+        yield from (thing.fget, thing.fset)
     elif kind in (functools.cached_property, functools.partialmethod):
         yield thing.func
     elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
         yield from thing.values() if kind is dict else thing
     elif kind not in _PLAIN and kind is not types.ModuleType:
-        held = _held(thing)
-        yield from (held["__wrapped__"],) if "__wrapped__" in held else ()
+        is_library_s = is_of_library(_attributes(kind).get("__module__"))  # as np.vectorize
+        for name, value in [*_held(thing).items()]:
+            if name == "__wrapped__" or (is_library_s and isinstance(value, _FUNCTIONS)):
+                yield value
         yield kind
 
 
@@ -145,12 +155,13 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
     What it changes itself, such as a counter, is left out.
     """
-    names, loaded, texts, changed, _ = said(function.__code__)
+    names, loaded, texts, changed, attributes, _ = said(function.__code__)
+    known = function.__globals__
     for name in names:
-        if name in loaded - changed and (name in function.__globals__ or name in sys.modules):
-            value = function.__globals__.get(name, sys.modules.get(name))
-            yield from _reached(name, value, names.keys() - changed, _MOST_DOTS)
-    if names.keys() & {"environ", "getenv"}:
+        if name in loaded - changed and (name in known or name in sys.modules):
+            value = known.get(name, sys.modules.get(name))
+            yield from _reached(name, value, names.keys() - attributes, _MOST_DOTS)
+    if names.keys() & {"environ", "getenv"} or {id(known.get(name)) for name in names} & _ENVIRONMENT:
         yield from ((f"environ {text}", os.environ.get(text)) for text in sorted(texts))
     yield from outer(function).items()
     defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
@@ -169,55 +180,67 @@ def outer(function: types.FunctionType) -> dict[str, Any]:
 
 
 class Said(NamedTuple):
-    """Names in code, and in code in it: all; of global variables; its texts; names that it assigns to.
+    """Names in code, and in code in it: all; of global variables; its texts.
 
-    depth: of its constants; 0 if it changes containers.
+    changed, attributes: variables and attributes that it assigns to. touched: containers whose items it changes.
     """
 
     names: dict[str, None]
     loaded: set[str]
     texts: set[str]
     changed: set[str]
-    depth: int
+    attributes: set[str]
+    touched: set[Any]
 
 
 @functools.lru_cache(4_096)
 def said(code: types.CodeType) -> Said:
     """Return what code says, and the code in it."""
-    codes, names, loaded, texts, changed, is_changing = (
-        [code],
-        dict[str, None](),
-        set[str](),
-        set[str](),
-        set[str](),
-        False,
-    )
+    told, codes = Said({}, set(), set(), set(), set(), set()), [code]
     for one in codes:
         codes += [part for part in one.co_consts if isinstance(part, types.CodeType)]
-        names |= dict.fromkeys(one.co_names)
-        texts |= {part for part in one.co_consts if type(part) is str}
+        told.names.update(dict.fromkeys(one.co_names))
+        told.texts.update(part for part in one.co_consts if type(part) is str)
         parts = [*dis.get_instructions(one)]
-        loaded |= {part.argval for part in parts if part.opname in _LOADS}
-        stores = [part for part in parts if part.opname.startswith(("STORE_", "DELETE_"))]
-        changed |= {part.argval for part in stores if part.opname.endswith(("_GLOBAL", "_DEREF", "_ATTR"))}
-        is_changing = is_changing or any(part.opname.endswith("_SUBSCR") for part in stores)
-    depth = 0 if is_changing or not _CHANGES.isdisjoint(names) else _DEEPEST
-    return Said(names, loaded, texts, changed - {*code.co_cellvars}, depth)
+        for place, part in enumerate(parts):
+            kind, name = part.opname, part.argval
+            if kind in _LOADS:
+                told.loaded.add(name)
+            elif kind.startswith(("STORE_", "DELETE_")):
+                if kind.endswith(("_GLOBAL", "_DEREF")):
+                    told.changed.add(name)
+                elif kind.endswith("_ATTR"):
+                    told.attributes.add(name)
+                elif kind.endswith("_SUBSCR"):
+                    told.touched.add(_container_of(parts, place))
+            elif kind in ("LOAD_METHOD", "LOAD_ATTR") and name in _CHANGES and place:
+                told.touched.add(parts[place - 1].argval)
+    told.changed.difference_update(code.co_cellvars)
+    return told
 
 
-def _constants_of(kind: type) -> list[str]:
-    """Describe the plain attributes of a class, without the ones that its methods change."""
+def _container_of(parts: list[dis.Instruction], place: int) -> Any:
+    """Return the name in the instruction that loads the container of an item; the index is loaded after it."""
+    left = 1  # values of the index on the stack, whose instructions are passed over backwards
+    while place and left > 0:
+        place -= 1
+        argument = parts[place].arg if parts[place].opcode >= dis.HAVE_ARGUMENT else None
+        left -= dis.stack_effect(parts[place].opcode, argument, jump=False)
+    return parts[place - 1].argval if place else None
+
+
+def _constants_of(kind: type, describe: Callable[[Any], Any]) -> list[str]:
+    """Describe the attributes of a class, without the ones that its methods change."""
     attributes = _attributes(kind)
     told = [said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
-    changed = {"__module__", "__doc__", "__firstlineno__"}.union(*(one.changed for one in told))
-    plain = [
-        (name, value) for name, value in attributes.items() if name not in changed and not _is_code(value)
+    changed = {"__module__", "__doc__", "__firstlineno__", "__dict__", "__weakref__"}.union(
+        *(one.changed | one.attributes | one.touched for one in told)
+    )
+    return [
+        f"{name}={_content(value, describe)}"
+        for name, value in [*attributes.items()]
+        if name not in changed or type(value) is types.FunctionType
     ]
-    return _contents(plain, min((one.depth for one in told), default=_DEEPEST))
-
-
-def _is_code(value: Any) -> bool:
-    return type(value) not in (*_PLAIN, list, tuple, set, frozenset, dict)
 
 
 def _reached(name: str, value: Any, names: Iterable[str], dots: int) -> Iterator[tuple[str, Any]]:
@@ -251,48 +274,48 @@ def _held(thing: Any) -> Mapping[str, Any]:
     return held if type(held) is dict else {}
 
 
-def _contents(named: Iterable[tuple[str, Any]], depth: int) -> list[str]:
-    """Describe values with their names. depth: of containers; 0 leaves their items out."""
-    return [f"{name}={_content(value, depth)}" for name, value in named]
+def _contents(
+    named: Iterable[tuple[str, Any]], code: types.CodeType, describe: Callable[[Any], Any]
+) -> list[str]:
+    """Describe values with their names; of what the code itself changes the class."""
+    touched = said(code).touched
+    return [
+        f"{name}={type(value).__name__ if name.rpartition('.')[2] in touched else _content(value, describe)}"
+        for name, value in named
+    ]
 
 
 def _digest(*texts: str) -> str:
     return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:16]
 
 
-def _content(value: Any, depth: int) -> str:
-    """Describe a plain value by its content, a function or a class by its name, any other by its class."""
+def _content(value: Any, describe: Callable[[Any], Any]) -> str:
+    """Describe a value; a function, a class or a module by its name, since their code is told by itself."""
     kind = type(value)
-    if kind in _PLAIN:
-        return f"{value:x}" if kind is int else repr(value)
+    if kind in (staticmethod, classmethod):
+        return f"{kind.__name__} {_content(value.__func__, describe)}"
+    if kind is property:
+        return f"property {_content(value.fget, describe)} {_content(value.fset, describe)}"
     if issubclass(kind, type) or kind is types.FunctionType:
         return str(value.__qualname__ if kind is types.FunctionType else _QUALNAME(value))
-    if kind in (list, tuple, set, frozenset, dict) and depth and len(value) <= _MOST_ITEMS:
-        if kind is dict:
-            parts = [f"{_content(k, depth - 1)}:{_content(v, depth - 1)}" for k, v in [*value.items()]]
-        else:
-            parts = [_content(one, depth - 1) for one in [*value]]
-        return f"{kind.__name__}({', '.join(sorted(parts) if kind in (set, frozenset, dict) else parts)})"
-    if kind is functools.partial and depth:
-        return f"partial{_content((value.func, value.args, value.keywords), depth - 1)}"
-    if isinstance(value, np.ndarray | torch.Tensor):
-        return f"{kind.__name__} {value.dtype} {tuple(value.shape)} {_digest_of_array(value)}"
-    held = {} if not depth or is_of_library(_attributes(kind).get("__module__")) else _held(value)
-    return f"{_QUALNAME(kind)}({', '.join(_contents(held.items(), depth - 1))})"
-
-
-def _digest_of_array(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        if value.is_meta or value.layout != torch.strided:
-            return ""
-        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return "" if value.dtype.hasobject else hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()[:16]
+    if kind is types.ModuleType:
+        return str(value.__name__)
+    return str(describe(value))
 
 
 @functools.lru_cache(4_096)
 def _text_of_code(code: types.CodeType) -> str:
     constants = [
-        _text_of_code(one) if isinstance(one, types.CodeType) else _content(one, _DEEPEST)
+        _text_of_code(one) if isinstance(one, types.CodeType) else _text_of_constant(one)
         for one in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _text_of_constant(value: Any) -> str:
+    """Describe a constant: an int of any length, and a frozen set in an order of its own."""
+    if type(value) is frozenset:
+        return f"frozenset({sorted(map(_text_of_constant, value))})"
+    if type(value) is tuple:
+        return f"({', '.join(map(_text_of_constant, value))})"
+    return f"{value:x}" if type(value) is int else repr(value)

@@ -161,7 +161,7 @@ def recipe_of_call(
     reached = reached_from([factory, *walk.met.values()])
     version_now = Settings().describe(version).exact
     settings = {"factory": name_of(factory), **exact, **_weights(reached, walk), "version": version_now}
-    code = code_of(reached, _CODE_NBYTES) if version is None else {}
+    code = code_of(reached, _CODE_NBYTES, walk.content) if version is None else {}
     again = functools.partial(recipe_of_call, factory, arguments, version)
     return Recipe(settings, asks, code, again=again)
 
@@ -203,7 +203,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     if call is not None:
         named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
         settings, asks = {**call.settings, **_described(named, walk)[0]}, call.asks
-        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES)}
+        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES, walk.content)}
         code = code if call.settings["version"] is None else {}
     else:
         name = name_of(type(source)) + (f" {source.__qualname__}" if is_generator else "")
@@ -212,7 +212,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         met = [one if isinstance(one, type | types.FunctionType) else type(one) for one in held]
         reached = reached_from([source, *met, *walk.met.values()])
         settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
-        code = code_of(reached, _CODE_NBYTES)
+        code = code_of(reached, _CODE_NBYTES, walk.content)
     again = None if call is None else call.again
     made = Recipe(settings, asks, code, count, columns, roots, again)
     _ = made.texts  # of now: the source may change them

@@ -155,6 +155,10 @@ class Settings:
         digests = (digest_of("\n".join(texts)) if texts else "" for texts in (self._asked, self._inside))
         return Described(exact, *digests)
 
+    def content(self, value: Any) -> tuple[Any, str]:
+        """Describe a value with what asks, without private attributes."""
+        return self.describe(value)[:2]
+
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""
         kind = type(value)
@@ -291,7 +295,7 @@ def parts_of(value: Any) -> Parts:
         return _parts_told(name, getattr(kind, _TOLD)(value))
     if inspect.isroutine(value) or (callable(value) and "__wrapped__" in attributes_of(value)):
         return _parts_of_function(value)
-    if isinstance(value, functools.partial):
+    if isinstance(value, functools.partial | functools.partialmethod):
         return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
     if isinstance(value, types.GeneratorType):
         has_begun = inspect.getgeneratorstate(value) != inspect.GEN_CREATED
@@ -364,7 +368,7 @@ def _parts_by_library(
         return Parts(name, {**content, **public}, private)
     is_stored = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
     if (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset):
-        return Parts(name, {**content, **public}, {})
+        return Parts(name, {**content, **public}, private)
     if is_of_python:  # a logger, a thread, an open file: their attributes lead to all of the process
         return Parts(name, content, {})
     if isinstance(value, _CONTENTS):
@@ -409,7 +413,7 @@ def _reduced(value: Any) -> dict[str, Any]:
 def _parts_of_function(value: Any) -> Parts:
     """Return owner, defaults and closure; of an object or a library's wrapper the function that it wraps.
 
-    If code changes containers, the ones in its closure only ask: one may be a list of calls.
+    Containers of its closure that its code changes only ask, since one may be a list of calls; so do its attributes.
     """
     kind, owner, held = type(value), getattr(value, "__self__", None), attributes_of(value)
     name, inner = getattr(value, "__qualname__", kind.__qualname__), held.get("__wrapped__")
@@ -430,8 +434,10 @@ def _parts_of_function(value: Any) -> Parts:
         return _word(name)
     defaults = {"defaults": value.__defaults__, "keyword defaults": value.__kwdefaults__}
     parts = {key: part for key, part in {**defaults, **closed}.items() if key in closed or part}
-    changing = {} if said(value.__code__).depth else {k: v for k, v in closed.items() if type(v) in _CHANGING}
-    return Parts(name, {key: part for key, part in parts.items() if key not in changing}, changing)
+    touched = said(value.__code__).touched
+    asking = {key: part for key, part in closed.items() if type(part) in _CHANGING and key in touched}
+    own = {f".{key}": part for key, part in held.items() if key[0] != "_"}
+    return Parts(name, {key: part for key, part in parts.items() if key not in asking}, asking | own)
 
 
 def _parts_of_module(value: torch.nn.Module) -> Parts:
@@ -452,10 +458,14 @@ def _parts_of_module(value: torch.nn.Module) -> Parts:
     )
     order: list[Any] = []
     for name, module in value.named_modules():
-        own = {key: part for key, part in attributes_of(module).items() if key not in blank and key[0] != "_"}
+        own = {key: part for key, part in attributes_of(module).items() if key not in blank}
         kept = asking if is_of_library(type(module).__module__) else exact
-        kept |= {f"{name}.{key}": part for key, part in own.items()}
-        order.append((name, type(module), module.training, len(module._forward_hooks)))
+        kept |= {f"{name}.{key}": part for key, part in own.items() if key[0] != "_"}
+        asking |= {
+            f"_{name}.{key}": part for key, part in own.items() if key[0] == "_" and not is_empty(part)
+        }
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        order.append((name, type(module), module.training, hooks))
     asking["modules"] = order
     return Parts(name_of(type(value)), exact, asking)
 

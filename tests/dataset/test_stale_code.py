@@ -20,6 +20,7 @@ import pytest
 
 from edcache import CachedDataset, StaleCacheError
 from edcache.identity.code import code_of, reached_from
+from edcache.identity.settings import Settings
 from edcache.reader import Reader
 
 APP = """
@@ -299,10 +300,10 @@ def test_values_that_are_no_end_of_names_end_in_a_second(folder: Path, names: st
     app = APP.format(made="loop and Digits()") + names
     module = load(folder, app, LIB)
     start = time.process_time()
-    code = code_of(reached_from([module.data.uncached]), 1_200)
+    code = code_of(reached_from([module.data.uncached]), 1_200, Settings().content)
     assert code["data"]
     assert time.process_time() - start < 2
-    assert code == code_of(reached_from([module.data.uncached]), 1_200)
+    assert code == code_of(reached_from([module.data.uncached]), 1_200, Settings().content)
 
 
 def test_an_installed_library_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

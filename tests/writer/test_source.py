@@ -494,7 +494,7 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
     assert set(described(source)) == {"split", "change"}
     exec(WITHOUT_SOURCE.replace("x + 1", "x + 2"), names)
     assert_stale(
-        source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda> changed"
+        source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda>"
     )
 
 
