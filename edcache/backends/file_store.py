@@ -76,10 +76,10 @@ class FileStore(Store):
         def differs(there: Head) -> bool:
             """True if the head of an archive says something else than the one that it is to have."""
             fingerprint = there.fingerprint
-            if fingerprint is not None and head.fingerprint is not None and identity.ENTRY in fingerprint:
-                # How long the first sample takes each process has measured for itself.
-                fingerprint = {key: value for key, value in fingerprint.items() if key != identity.ENTRY}
-                fingerprint = identity.with_entry(fingerprint, head.fingerprint)
+            if fingerprint is not None and head.fingerprint is not None:
+                # How long the first sample takes, and what it changes, each process has found out for itself.
+                is_alike = identity.are_alike(fingerprint, head.fingerprint)
+                fingerprint = head.fingerprint if is_alike else fingerprint
             same = replace(there, uuid=head.uuid, claim_size=head.claim_size, fingerprint=fingerprint)
             return format.pack_head(same) != format.pack_head(head)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from edcache import base, writer
+from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
 from edcache.dataset.indexing import Readable
 from edcache.format import KEYS_DIGEST, Head
@@ -161,7 +162,11 @@ class Building:
         """
         path, head, job = archive.path, archive.head, self.job
         origin = archive.session.origin
-        found = writer.check_origin(path, origin, job.recipe)
+        try:
+            found = writer.check_origin(path, origin, job.recipe)
+        except StaleCacheError:
+            job = self.job = replace(job, recipe=self._settled(origin))
+            found = writer.check_origin(path, origin, job.recipe)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
         if is_compared and not (job.options.grow and len(archive) < length):
@@ -184,6 +189,21 @@ class Building:
             base.warn(message, once=message)
         self.job = replace(job, found=found)
 
+    def _settled(self, origin: Head) -> Recipe | None:
+        """Return the recipe of a source whose settings differ, without what computing a sample changes in it.
+
+        The archive may be of a source that was read before it was cached.
+        """
+        recipe, job = self.job.recipe, self.job
+        if recipe is None or recipe.count is None or recipe.is_made or job.options.spot_check is False:
+            return recipe
+        lines = identity.compare(origin.fingerprint, recipe).settings
+        if not recipe.count or not all(line.startswith("attribute ") for line in lines):
+            return recipe
+        with suppress(Exception):  # of the source: then the attributes say that it is another one
+            identity.recompute([lambda: job.source[0]], job.head.codec)
+        return replace(recipe, state=frozenset(recipe.changed(identity.recipe_of(job.source))))
+
 
 def parents_of(source: Any) -> list[dict[str, Any]]:
     """List the archives that a source is, or that its attributes are: path or URL, uuid, and digest of their keys."""
@@ -201,9 +221,13 @@ def parents_of(source: Any) -> list[dict[str, Any]]:
     ]
 
 
-def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """Describe the label columns that @cachable names and its archive lacks, in one line or none."""
-    names = [name for name, _ in head.labels]
-    absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
+def label_differences(head: Head, in_memory_keys: Any, is_complete: bool) -> list[str]:
+    """Describe the label columns that @cachable takes from other fields, and the ones that its archive lacks.
+
+    is_complete: True for an archive that gets what it lacks from its samples.
+    """
+    spec, names = LabelSpec.parse(in_memory_keys), [name for name, _ in head.labels]
+    absent = [] if is_complete else [name for name in spec.names if name not in names]
     there = ", ".join(names) or "none"
-    return [f"labels: {there} in the archive, the call asks for {', '.join(absent)} too"] if absent else []
+    lines = [f"labels: {there} in the archive, the call asks for {', '.join(absent)} too"] if absent else []
+    return [*writer.other_paths(head, spec), *lines]

@@ -165,8 +165,7 @@ class CachedFactory(Generic[P, T_co]):
         on_stale, origin = self._on_stale, archive.session.origin
         found = identity.compare(origin.fingerprint, recipe)
         changed = found.settings
-        if not archive.complete:
-            changed += label_differences(origin, self.options.in_memory_keys)
+        changed += label_differences(origin, self.options.in_memory_keys, archive.complete)
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"

@@ -8,6 +8,7 @@ from .keys import versions_of as versions_of
 from .recipe import SAME as SAME
 from .recipe import Difference as Difference
 from .recipe import Recipe as Recipe
+from .recipe import are_alike as are_alike
 from .recipe import compare as compare
 from .recipe import recipe_of as recipe_of
 from .recipe import recipe_of_call as recipe_of_call

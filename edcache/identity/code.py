@@ -143,9 +143,9 @@ def _functions_in(thing: Any) -> Iterator[Any]:
     elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
         yield from thing.values() if kind is dict else thing
     elif kind not in _PLAIN and kind is not types.ModuleType:
-        is_library_s = is_of_library(_attributes(kind).get("__module__"))  # as np.vectorize
+        is_foreign = is_of_library(_attributes(kind).get("__module__"))  # as np.vectorize
         for name, value in [*_held(thing).items()]:
-            if name == "__wrapped__" or (is_library_s and isinstance(value, _FUNCTIONS)):
+            if name == "__wrapped__" or (is_foreign and isinstance(value, _FUNCTIONS)):
                 yield value
         yield kind
 
@@ -221,11 +221,19 @@ def said(code: types.CodeType) -> Said:
 
 def _container_of(parts: list[dis.Instruction], place: int) -> Any:
     """Return the name in the instruction that loads the container of an item; the index is loaded after it."""
+    copies = [k for k in range(max(0, place - 12), place) if parts[k].opname in ("COPY", "DUP_TOP_TWO")]
+    if copies and parts[place - 1].opname in (
+        "SWAP",
+        "ROT_THREE",
+    ):  # x[i] += 1 has loaded both before it copies them
+        place = copies[-2] if parts[copies[-1]].opname == "COPY" and len(copies) > 1 else copies[-1]
     left = 1  # values of the index on the stack, whose instructions are passed over backwards
     while place and left > 0:
         place -= 1
         argument = parts[place].arg if parts[place].opcode >= dis.HAVE_ARGUMENT else None
         left -= dis.stack_effect(parts[place].opcode, argument, jump=False)
+    if place and parts[place - 1].opname == "BINARY_SUBSCR":  # an item of an item
+        return _container_of(parts, place - 1)
     return parts[place - 1].argval if place else None
 
 

@@ -65,6 +65,7 @@ class Recipe:
     """Recipe of samples. settings, asks: by name, as `argument split`. count: of samples. columns: values by name.
 
     roots: names of folders by their paths, see `Settings`. again: describes a call once more; None of anything else.
+    state: names that computing a sample changes here, and that are not compared.
     """
 
     settings: Mapping[str, Any]
@@ -74,6 +75,7 @@ class Recipe:
     columns: Mapping[str, Any] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[], Recipe] | None = None
+    state: frozenset[str] = frozenset()
 
     def put_into(self, fingerprint: Mapping[str, Any] | None, state: Iterable[str] = ()) -> dict[str, Any]:
         """Return a fingerprint of another recipe with this one, and what else the other has. state: as `to_json`."""
@@ -431,8 +433,9 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
     """Compare the recipe that an archive keeps with one of now."""
     if found is None:
         return Difference(["the archive says nothing about where its samples come from"], [], [], [])
-    state = [name for name in found.get("state", []) if isinstance(name, str)]
-    old, new = named(found, "settings"), _kept(now.settings, {*state}, _SETTINGS_NBYTES)
+    state = {*now.state, *(name for name in found.get("state", []) if isinstance(name, str))}
+    old, known, own = (_without(named(found, part), state) for part in ("settings", "columns", "asks"))
+    new = _kept(now.settings, state, _SETTINGS_NBYTES)
     asks = dict[str, None]()
     known_code = named(found, "code")
     code = [name for name, digest in now.code.items() if known_code.get(name) != digest] if known_code else []
@@ -442,7 +445,6 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
         return Difference([*lines, *_other_columns(found, now, state)], [], [], code)
     lines, moved = list[str](), list[str]()
     counts = found.get("count"), now.count
-    known = named(found, "columns")
     for name in {**old, **new}:
         before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
         if before is _ABSENT and name in known:
@@ -458,19 +460,21 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
         elif _is_elsewhere(before, after):
             moved.append(line)
             asks[name] = None
-        elif not (name == _OTHERS and lines) and not _is_same_file(before, after):
+        elif _is_same_file(before, after):
+            asks |= dict.fromkeys([name] if any(map(_is_link, (before, after))) else [])
+        elif not (name == _OTHERS and lines):
             lines.append(line)
-    own, their = named(found, "asks"), _kept(now.asks, {*state}, _ASKS_NBYTES)
+    their = _kept(now.asks, state, _ASKS_NBYTES)
     asks |= dict.fromkeys(name for name in {**own, **their} if own.get(name) != their.get(name))
     return Difference([*lines, *_other_columns(found, now, state)], moved, [*asks], code)
 
 
-def _other_columns(found: Mapping[str, Any], now: Recipe, state: Sequence[str]) -> Iterator[str]:
+def _other_columns(found: Mapping[str, Any], now: Recipe, state: set[str]) -> Iterator[str]:
     """Yield a line for each column whose first values are other ones."""
-    known, count = named(found, "columns"), found.get("count")
+    known, count = _without(named(found, "columns"), state), found.get("count")
     if now.count is None or not isinstance(count, int):
         return
-    cut = _kept(now.first(count) if count < now.count else now.texts, {*state}, _CODE_NBYTES)
+    cut = _kept(now.first(count) if count < now.count else now.texts, state, _CODE_NBYTES)
     old, now_set = named(found, "settings"), now.settings
     for name in {**known, **cut}:
         before, after = known.get(name, old.get(name, _ABSENT)), cut.get(name, now_set.get(name, _ABSENT))
@@ -484,6 +488,20 @@ def stale_message(path: str, now: Recipe, changed: Sequence[str], remedy: str) -
     """Write the message of a StaleCacheError: the path, the differences line by line, and the remedy."""
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another {'call' if now.is_made else 'source'}:{lines}\n{remedy}"
+
+
+def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in named_values.items() if name not in state}
+
+
+def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """True if two fingerprints differ at most in what processes have found out by their first samples."""
+    state = {*one.get("state", []), *other.get("state", [])}
+    found: list[list[Any]] = []
+    for side in (one, other):
+        parts = (side.get(name) for name in (*_NAMES - {"state"}, "keys", "parents"))
+        found.append([(_without(part, state) if isinstance(part, dict) else part) or None for part in parts])
+    return found[0] == found[1]
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -512,6 +530,11 @@ def _is_same_file(old: Any, new: Any) -> bool:
     with suppress(OSError, TypeError, ValueError):
         return (os.path.isabs(old) or os.path.isabs(new)) and os.path.samefile(old, new)
     return False
+
+
+def _is_link(path: Any) -> bool:
+    """True if a path leads through a link, which may have led elsewhere."""
+    return isinstance(path, str) and os.path.realpath(path) != os.path.abspath(path)
 
 
 def _shown(value: Any) -> str:

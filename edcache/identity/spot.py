@@ -33,6 +33,7 @@ import torch
 
 from edcache.base import shown
 from edcache.codec import Encoder, decoder_of
+from edcache.identity.code import is_of_library
 
 ENTRY: Final = "first_sample"
 """Entry of a fingerprint."""
@@ -336,8 +337,10 @@ def _leaves(
         items = list(enumerate(value))
     elif is_dataclass(value) and not isinstance(value, type):
         items = [(one.name, getattr(value, one.name, _ABSENT)) for one in fields(value)]
-    elif hasattr(value, "__dict__") and getattr(type(value), "__eq__", None) is object.__eq__:
-        # It is equal to itself alone.
+    elif hasattr(value, "__dict__") and (
+        getattr(type(value), "__eq__", None) is object.__eq__ or not is_of_library(type(value).__module__)
+    ):
+        # It is equal to itself alone, or to what the user says, such as one of the same number.
         items = list(vars(value).items())
     else:
         items = []

@@ -78,6 +78,8 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     names = [name for name, _ in head.labels]
     of_index = {name: source for name, source in spec.sources.items() if isinstance(source, OfIndex)}
     if len(spec.names) > len(of_index):
+        if other := other_paths(head, spec):
+            raise base.OptionError(f"{where}: in_memory_keys: {'; '.join(other)}; build a new archive")
         if list(spec.names) != names:
             raise base.OptionError(
                 f"{where}: in_memory_keys={list(spec.names)}, but the archive was begun with {names}; "
@@ -99,6 +101,22 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
             f"{names}; build a new archive"
         )
     return LabelSpec({name: own[name] for name in names})
+
+
+def other_paths(head: Head, spec: LabelSpec) -> list[str]:
+    """List the label columns that an archive takes from another field than `in_memory_keys` says."""
+    known, given = (
+        {name: _dotted(path) for name, path in side} for side in (head.labels, spec.to_json().items())
+    )
+    return [
+        f"label {name} is of field {known[name]} in the archive, of {path} now"
+        for name, path in given.items()
+        if path is not None and known.get(name) not in (None, path)
+    ]
+
+
+def _dotted(path: Any) -> str | None:
+    return ".".join(map(str, path)) if isinstance(path, list | tuple) else path if path is None else str(path)
 
 
 def check_options(head: Head, where: str, **options: str | None) -> None:

@@ -234,7 +234,8 @@ def _not_compared(job: Job, session: Session, why: str) -> None:
         return  # no sample may be another one
     first = FirstSample.of(session.origin.fingerprint)
     what = job.found.asking
-    if job.found.asks and (first is None or first.repeats):
+    is_known = not is_stream(job.source) and (first is None or first.repeats)  # a stream may shuffle
+    if job.found.asks and is_known:
         text = f"{session.path}: {what}, and {why}{_REMEDY}"
         raise StaleCacheError(text, path=session.path, option="spot_check")
     if what:

@@ -427,11 +427,12 @@ def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None
     CachedDataset(source, path)
     for again in (source, new):
         CachedDataset(again, path)
+    other = Reading("val")
     with pytest.raises(StaleCacheError, match="attribute split: 'train' in the archive, 'val' now") as caught:
-        CachedDataset(Reading("val"), path)
+        CachedDataset(other, path)
     assert len(str(caught.value).splitlines()) == 3
-    source._file.close()
-    new._file.close()
+    for one in (source, new, other):
+        one._file.close()
 
 
 class Raising:
@@ -493,9 +494,7 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
     source = names["Source"]("train")
     assert set(described(source)) == {"split", "change"}
     exec(WITHOUT_SOURCE.replace("x + 1", "x + 2"), names)
-    assert_stale(
-        source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda>"
-    )
+    assert_stale(source, names["Source"]("train"), tmp_path / "a.zip", "is another one now", "<lambda>")
 
 
 def test_a_class_of_code_without_a_module_is_a_source(tmp_path: Path) -> None:
