@@ -15,6 +15,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import Ints
+from edcache.dataset.root import Reading, Root
 from edcache.reader import Session
 from edcache.storage import Prefetch
 
@@ -35,6 +36,33 @@ _SECONDS: Final = 0.01
 # Seconds for which the first batches of all readers of a copy have the wire alone; fewer for a DataLoader, which does
 # not tell when its first batch is made.
 _HEAD_START, _UNTOLD_HEAD_START = 10.0, 0.2
+
+
+def looking_ahead(
+    reading: Reading, positions: Callable[[int, int], Ints], start: int, stop: int
+) -> Ahead | None:
+    """Make the look-ahead of an order; None if no archive is far.
+
+    Args:
+        positions: returns the positions in the items [a, b) of the order. start, stop: range of the items to be read.
+    """
+    sessions = _far_sessions(reading.root)
+    if not sessions or start >= stop:
+        return None
+
+    def take(low: int, high: int) -> Shares:
+        shares = reading.stored(positions(low, high))
+        return [(share.session, share.positions) for share in shares if _far_sessions(share.part.root)]
+
+    return Ahead(sessions, take, start, stop)
+
+
+def _far_sessions(root: Root) -> list[Session]:
+    """List the sessions of far archives that a look-ahead can fetch from; none if no index tells the archive."""
+    if root.parts:
+        return [one for part in root.parts if root.is_divided for one in _far_sessions(part.root)]
+    found = [reader.session for reader in root.readers if reader.local is not None]
+    return [session for session in found if session.file.ahead is not None and session.index.present]
 
 
 class Ahead:
@@ -166,6 +194,6 @@ class _Queue:
 
 def _places(session: Session, indices: Ints) -> tuple[Ints, Ints]:
     """Return start and end of records in the file: int64 [m] each, without absent ones."""
-    rows = session.index.rows(indices % session.length)
+    rows = session.index.rows(indices)
     rows = rows[rows["flags"] & format.PRESENT > 0]
     return rows["offset"].astype(np.int64), format.stored_ends(rows)

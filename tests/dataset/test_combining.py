@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CorruptRecordError, LabelError, OptionError, SampleIndexError
 from edcache.reader import Group, Session
 
@@ -140,7 +141,7 @@ def test_a_batch_over_several_archives_is_gathered_in_bulk(two, fields, as_tuple
         samples = [tuple(s[f] for f in fields) if as_tuple else {f: s[f] for f in fields} for s in samples]
     places = [0, 5, 5, -1, 20, 3]
     assert same(view.batch(places), default_collate([samples[k] for k in places]))
-    assert same(default_collate([view._batch(places)]), default_collate([samples[k] for k in places]))
+    assert same(default_collate([batch_of(view, places)]), default_collate([samples[k] for k in places]))
 
 
 def test_a_batch_of_one_archive_of_several_is_gathered_in_bulk(two, in_bulk):

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
-from edcache import CachedDataset, CacheWriter, concat, zip_fields
+from edcache import CachedDataset, CacheWriter, View, concat, zip_fields
+from edcache.dataset.indexing import batch_of, reading_of
+from edcache.dataset.root import Reading
 from edcache.errors import OptionError
 from edcache.reader import Group, Made
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
@@ -202,6 +204,11 @@ def test_an_epoch_goes_on_with_the_same_numbers(view):
 # --- an epoch that is set -------------------------------------------------------------------------------
 
 
+def whole_of(view):
+    """All samples underneath a view, without its transform."""
+    return View(Reading(reading_of(view).root))
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
     loader = DataLoader(
@@ -213,7 +220,7 @@ def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
         persistent_workers=True,
     )
     for epoch in (3, 4, 0):
-        view._root.set_epoch(epoch)
+        whole_of(view).set_epoch(epoch)
         assert noises(loader) == epoch_of(epoch)
 
 
@@ -222,7 +229,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(view, 4, shuffle=True)))
     with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
-        next(iter(DataLoader(view, 4, sampler=Shuffle(view._root))))
+        next(iter(DataLoader(view, 4, sampler=Shuffle(whole_of(view)))))
     around = ConcatDataset([view])  # reads one by one
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(around, 4, num_workers=1)))
@@ -236,7 +243,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
 def test_a_position_that_is_drawn_keeps_its_epoch_when_it_is_pickled(view):
     draws = pickle.loads(pickle.dumps(list(Shuffle(view))))
     assert {view[draw]["x"]: view[draw]["noise"] for draw in draws} == epoch_of(0)
-    assert {type(position) for position in Shuffle(view._root)} == {int}
+    assert {type(position) for position in Shuffle(whole_of(view))} == {int}
 
 
 # --- which sample it is ---------------------------------------------------------------------------------
@@ -363,5 +370,5 @@ def test_a_parameter_rng_that_has_a_default_needs_no_seed(ds):
 
 
 def test_without_a_seed_batches_are_gathered_as_before(ds, view):
-    assert isinstance(ds._batch([0])._records, Group)
-    assert isinstance(view._batch([0])._records, Made)
+    assert isinstance(batch_of(ds, [0])._records, Group)
+    assert isinstance(batch_of(view, [0])._records, Made)
