@@ -39,30 +39,33 @@ _HEAD_START, _UNTOLD_HEAD_START = 10.0, 0.2
 
 
 def looking_ahead(
-    reading: Reading, positions: Callable[[int, int], Ints], start: int, stop: int
+    reading: Reading, epoch: int, positions: Callable[[int, int], Ints], count: int
 ) -> Ahead | None:
-    """Make the look-ahead of an order; None if no archive is far.
+    """Make the look-ahead of an order in an epoch; None if no archive is far.
 
     Args:
-        positions: returns the positions in the items [a, b) of the order. start, stop: range of the items to be read.
+        positions: returns the positions in the items [a, b) of the order. count: of the items.
     """
     sessions = _far_sessions(reading.root)
-    if not sessions or start >= stop:
+    if not sessions or not count:
         return None
-
-    def take(low: int, high: int) -> Shares:
-        shares = reading.stored(positions(low, high))
-        return [(share.session, share.positions) for share in shares if _far_sessions(share.part.root)]
-
-    return Ahead(sessions, take, start, stop)
+    return Ahead(sessions, lambda low, high: [*_far_shares(reading, positions(low, high), epoch)], 0, count)
 
 
 def _far_sessions(root: Root) -> list[Session]:
-    """List the sessions of far archives that a look-ahead can fetch from; none if no index tells the archive."""
-    if root.parts:
-        return [one for part in root.parts if root.is_divided for one in _far_sessions(part.root)]
+    """List the sessions of far archives that a look-ahead can fetch from."""
     found = [reader.session for reader in root.readers if reader.local is not None]
     return [session for session in found if session.file.ahead is not None and session.index.present]
+
+
+def _far_shares(reading: Reading, positions: Ints, epoch: int) -> Iterator[tuple[Session, Ints]]:
+    """Yield the samples of each far archive that a read of some positions takes."""
+    root, indices = reading.root, reading.indices_at(positions)
+    if not root.parts:
+        yield from ((session, indices) for session in _far_sessions(root))
+        return
+    for share in root.shares(indices, [(epoch, 0)] * len(indices)):
+        yield from _far_shares(share.part, share.positions, epoch)
 
 
 class Ahead:

@@ -331,7 +331,7 @@ class EpochSampler(DistributedSampler[Any]):
         known = items
         if isinstance(ds, Readable):
             reading = reading_of(ds)
-            ahead = looking_ahead(reading, partial(drawn_in, order), 0, len(order))
+            ahead = looking_ahead(reading, self.epoch, partial(drawn_in, order), len(order))
             known = known if ahead is None else ahead.follow(known, 1)
             known = known_draws(self, known) if reading.is_seeded else known
         if known is items and isinstance(order, Selection):

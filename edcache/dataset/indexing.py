@@ -155,17 +155,13 @@ def reading_of(ds: Readable[Any]) -> Reading:
 
 def batch_of(ds: Readable[Any], indices: Any) -> Batch:
     """Find the records at a user's positions, or at Draws, which `Readable.batch` collates."""
-    reading = ds._reading
+    reading = reading_of(ds)
     return Batch(reading.asked(indices), reading.root.batch_transform)
 
 
 def _runs_functions(reading: Reading) -> bool:
     """True if a user's function changes samples, also of parts."""
-    return (
-        reading.transform is not None
-        or reading.root.transform is not None
-        or any(map(_runs_functions, reading.root.parts))
-    )
+    return reading.has_transform or any(map(_runs_functions, reading.root.parts))
 
 
 def info_of(reader: Reader) -> dict[str, Any]:
@@ -216,7 +212,7 @@ def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
 
 def unsealed(ds: Readable[Any]) -> list[str]:
     """List the archives underneath a dataset that are not sealed and have no source here."""
-    archives = _archives(ds._reading.root)
+    archives = _archives(reading_of(ds).root)
     return [one.path for one in archives if not one.has_source and not one.reader.sealed]
 
 
@@ -231,7 +227,7 @@ def structures(ds: Readable[Any]) -> tuple[Ints, list[Node | None]]:
     The tree is None if only reading tells: a transform makes the sample, or it is of a lazy cache.
     """
     numbers, trees = np.zeros(len(ds), np.int64), list[Node | None]([None])
-    for share in ds._reading.but(fields=None).stored():
+    for share in reading_of(ds).but(fields=None).stored():
         if share.change is None and (not share.part.root.computes or share.session.has_all):
             own, found = _trees(share)
             numbers[share.places] = own + len(trees)
@@ -258,7 +254,7 @@ def _trees(share: Share) -> tuple[Ints, list[Node | None]]:
 
 def fields_of_labels(ds: Readable[Any]) -> dict[str, FieldPath]:
     """Map the label columns that hold a field of a dataset's samples to its path; of a transform's samples none."""
-    reading = ds._reading
-    if reading.transform is not None or reading.root.transform is not None or not reading.root.is_divided:
+    reading = reading_of(ds)
+    if reading.has_transform or not reading.root.is_divided:
         return {}  # of several datasets, each archive may have a field of the path
     return label_fields(reading.root.readers)

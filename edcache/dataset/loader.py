@@ -134,7 +134,7 @@ class Loader:
         order = sampler._begin()
         current, starts = sampler._pass, self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
-        ahead = looking_ahead(self._reading, partial(drawn_in, order), 0, len(order))
+        ahead = looking_ahead(self._reading, current.epoch, partial(drawn_in, order), len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         if self._reading.is_seeded:

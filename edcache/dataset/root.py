@@ -387,9 +387,14 @@ class Reading:
         return self.selection is None and self.fields is None and self.transform is None
 
     @property
+    def has_transform(self) -> bool:
+        """True if a user's function changes samples, of the root or after it; parts may have others."""
+        return self.transform is not None or self.root.transform is not None
+
+    @property
     def change(self) -> tuple[Reading | Root, str] | None:
         """See `Share.change`; of the parts nothing is known."""
-        if self.transform is not None or self.root.transform is not None:
+        if self.has_transform:
             return self, "a transform changes them"
         return None if self.fields is None else (self, "only some of their fields are selected")
 
@@ -411,7 +416,7 @@ class Reading:
 
     def reread(self, change: Callable[[Reader], Reader]) -> Reading:
         """Copy this reading with other readers; not if a transform would get other samples."""
-        return self if self.root.transform is not None else self.but(root=self.root.reread(change))
+        return self if self.has_transform else self.but(root=self.root.reread(change))
 
     # --- which samples
 
@@ -520,11 +525,10 @@ class Reading:
         """Select fields of the samples, so that reading the records is limited to them if possible."""
         if fields is None:
             return self
-        own, then = self.fields, self.transform
-        is_read = own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})
-        if is_read and then is None and self.root.transform is None:
+        own = self.fields
+        if not self.has_transform and (own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})):
             return self.but(fields=fields)
-        return self.but(transform=extended(then, fields.of_sample))
+        return self.but(transform=extended(self.transform, fields.of_sample))
 
     def _draws(self, given: Any, count: int, is_loader: bool) -> Draws:
         """Return epoch and draw of each read. given: positions, perhaps Draws."""
