@@ -218,6 +218,15 @@ class CachedDataset(Whole[T_co]):
 
     __add__ = add
 
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them: the archive is known by its uuid.
+
+        Filled again by keys, an archive has other samples.
+        """
+        session = self._reader.session
+        archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
+        return {"archive": archive, **self._archive.settings(), "columns": ["archive"]}
+
     def __getstate__(self) -> dict[str, Any]:
         is_needed = self._building is not None and not self.complete
         return vars(self) if is_needed else vars(self) | {"_building": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import ConcatDataset
@@ -45,7 +45,7 @@ def concat(datasets: Iterable[Samples]) -> Concat:
     return Concat([datasets] if isinstance(datasets, Samples) else list(datasets))
 
 
-def zip_fields(*datasets: Samples) -> Combined:
+def zip_fields(*datasets: Samples) -> Zipped:
     """Join the fields of several datasets: sample i has the fields of sample i of each; no sample is read.
 
     Args:
@@ -59,10 +59,10 @@ def zip_fields(*datasets: Samples) -> Combined:
 
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """
-    return Combined(datasets, Sides)
+    return Zipped(datasets)
 
 
-def variants(datasets: Iterable[Samples]) -> Combined:
+def variants(datasets: Iterable[Samples]) -> Variants:
     """Join datasets that have other variants of the same samples: epoch e reads dataset e mod their number.
 
     So cached augmentations do not repeat themselves every epoch.
@@ -78,7 +78,7 @@ def variants(datasets: Iterable[Samples]) -> Combined:
     >>> views = [ds.with_transform(augment, seed=seed) for seed in range(4)]
     >>> ds = edcache.variants([CachedDataset(view, f"augmented-{k}.zip") for k, view in enumerate(views)])
     """
-    return Combined(list(datasets), Turns)
+    return Variants(list(datasets))
 
 
 def add(one: Samples, other: Any) -> Any:
@@ -87,7 +87,7 @@ def add(one: Samples, other: Any) -> Any:
 
 
 class Chained(Root):
-    """Root of `concat`. bounds: the index of the first sample of each part, and behind the last."""
+    """Root of `Concat`. bounds: the index of the first sample of each part, and behind the last."""
 
     called, shown = "concat", "Concat"
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
@@ -189,7 +189,7 @@ def _is_plain(part: Reading) -> bool:
 
 
 class Turns(Root):
-    """Root of `variants`: part e mod n has the samples of epoch e."""
+    """Root of `Variants`: part e mod n has the samples of epoch e."""
 
     called, shown, is_divided = "variants", "Variants", False
     is_seeded = True  # the epoch comes with each read
@@ -213,7 +213,7 @@ class Turns(Root):
 
 
 class Sides(Root):
-    """Root of `zip_fields`: each part has fields of all samples."""
+    """Root of `Zipped`: each part has fields of all samples."""
 
     called, shown, is_divided = "zip_fields", "Zipped", False
 
@@ -256,11 +256,11 @@ class Sides(Root):
 class Combined(Whole):
     """Dataset that is made of other datasets. called: name of the function that makes it. parts: the datasets."""
 
-    called: str
+    called: ClassVar[str] = ""
     parts: tuple[Samples, ...] = ()
+    _joined: ClassVar[type[Root]]
 
-    def __init__(self, parts: Sequence[Samples], joined: type[Root]) -> None:
-        self.called = joined.called
+    def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:
             if not isinstance(part, Samples):
                 raise OptionError(
@@ -268,7 +268,11 @@ class Combined(Whole):
                     "cache it first: edcache.CachedDataset(source, path)"
                 )
         self.parts = tuple(parts)
-        self._reading = Reading(joined([reading_of(part) for part in parts]))
+        self._reading = Reading(self._joined([reading_of(part) for part in parts]))
+
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them."""
+        return {"parts": self.parts, **self._reading.settings(), "columns": ["parts"]}
 
     def info(self) -> dict[str, Any]:
         """Return the state of the archives, as `CachedDataset.info` of one.
@@ -294,8 +298,21 @@ class Concat(Combined):
     starts: the index of the first sample of each dataset.
     """
 
+    called, _joined = Chained.called, Chained
     __add__ = add
 
     def __init__(self, parts: Sequence[Samples]) -> None:
-        super().__init__(parts, Chained)
+        super().__init__(parts)
         self.starts: list[int] = np.cumsum([0, *map(len, parts)])[:-1].tolist()
+
+
+class Variants(Combined):
+    """Dataset that reads another one of its parts each epoch; `variants` makes it."""
+
+    called, _joined = Turns.called, Turns
+
+
+class Zipped(Combined):
+    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
+
+    called, _joined = Sides.called, Sides

@@ -47,10 +47,6 @@ class Readable(Dataset[T_co]):
     def __repr__(self) -> str:
         return repr(self._reading) if "_reading" in vars(self) else f"{type(self).__name__}(not open)"
 
-    def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them."""
-        return self._reading.__edcache_fingerprint__()
-
     @property
     def labels(self) -> Labels:
         """Label columns, a mapping from name to a read-only numpy array [len(self)]; no sample is read.

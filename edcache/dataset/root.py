@@ -27,7 +27,6 @@ from edcache import base
 from edcache.base import EdcacheError, ImageError, Ints, MissingSampleError, OptionError, Transform
 from edcache.codec import as_read
 from edcache.dataset.selection import Selection
-from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, Draws, Pipeline, extended, is_seeded
 from edcache.format import KEY_COLUMN, Failure, Key, key_hashes
 from edcache.labels import Labels, checked_indices, origin
@@ -115,10 +114,6 @@ class Root:
 
     def __repr__(self) -> str:
         return f"{self.shown}({len(self.parts):,} datasets, {len(self):,} samples)"
-
-    def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them."""
-        return {"parts": self.parts, **self.settings(), "columns": ["parts"]}
 
     def settings(self) -> dict[str, Any]:
         """Return what samples depend on beside their records."""
@@ -224,15 +219,6 @@ class Archive(Root):
         state = "" if self.reader.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({path!r}, {len(self):,} samples{state}{labels})"
-
-    def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them: the archive is known by its uuid.
-
-        Filled again by keys, an archive has other samples.
-        """
-        session = self.reader.session
-        archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
-        return {"archive": archive, **self.settings(), "columns": ["archive"]}
 
     def settings(self) -> dict[str, Any]:
         """Return what samples depend on beside their records."""
@@ -371,15 +357,6 @@ class Reading:
         except EdcacheError:
             is_closed = any(reader.closed for reader in self.root.readers)
             return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
-
-    def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them."""
-        if self.is_whole:
-            return self.root.__edcache_fingerprint__()
-        chosen = self.selection
-        # A range or an array has a value for each sample, by which a longer one is known to continue it.
-        view = chosen.numbers if type(chosen) is Selection else view_text([self.whole])
-        return {"of": self.root, "view": view, **self.settings(), "columns": ["of", "view"]}
 
     @property
     def is_whole(self) -> bool:

@@ -26,6 +26,7 @@ from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.root import Reading, set_transform
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
+from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import shown_key
 from edcache.labels import (
@@ -489,9 +490,14 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------- views
 
+    @property
+    def _of(self) -> Samples[Any]:
+        """Dataset that views of this one are of."""
+        return self
+
     def _view(self, **changes: Any) -> View[Any]:
         """Make a view that reads like this, but for another selection, other fields, a transform or repeats."""
-        return View(self._reading.but(**changes))
+        return View(self._of, self._reading.but(**changes))
 
     def _cut(self, part: range) -> View[T_co]:
         """Make a view of the samples at the positions of a range, without an array."""
@@ -510,8 +516,20 @@ class View(Samples[T_co]):
     its index array and its dataset, which take less than 2 kB besides.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, of: Samples[Any], reading: Reading) -> None:
+        self._whole, self._reading = of, reading
+
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them."""
+        reading = self._reading
+        chosen = reading.selection
+        # A range or an array has a value for each sample, by which a longer one is known to continue it.
+        view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
+        return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
+
+    @property
+    def _of(self) -> Samples[Any]:
+        return self._whole
 
     @property
     def transform(self) -> Transform:
@@ -586,7 +604,7 @@ class Whole(Samples[T_co]):
 
 def with_files(ds: Samples[Any]) -> Samples[Any]:
     """Copy a dataset with image files as `ImageFile`s, unless a decoding was given."""
-    return View(reading_of(ds).reread(_without_decoding))
+    return View(ds, reading_of(ds).reread(_without_decoding))
 
 
 def _without_decoding(reader: Reader) -> Reader:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
-from edcache import CachedDataset, CacheWriter, View, concat, zip_fields
-from edcache.dataset.indexing import batch_of, reading_of
-from edcache.dataset.root import Reading
+from edcache import CachedDataset, CacheWriter, concat, zip_fields
+from edcache.dataset.indexing import batch_of
 from edcache.errors import OptionError
 from edcache.reader import Group, Made
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
@@ -204,11 +203,6 @@ def test_an_epoch_goes_on_with_the_same_numbers(view):
 # --- an epoch that is set -------------------------------------------------------------------------------
 
 
-def whole_of(view):
-    """All samples underneath a view, without its transform."""
-    return View(Reading(reading_of(view).root))
-
-
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
     loader = DataLoader(
@@ -220,7 +214,7 @@ def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
         persistent_workers=True,
     )
     for epoch in (3, 4, 0):
-        whole_of(view).set_epoch(epoch)
+        view._of.set_epoch(epoch)
         assert noises(loader) == epoch_of(epoch)
 
 
@@ -229,7 +223,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(view, 4, shuffle=True)))
     with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
-        next(iter(DataLoader(view, 4, sampler=Shuffle(whole_of(view)))))
+        next(iter(DataLoader(view, 4, sampler=Shuffle(view._of))))
     around = ConcatDataset([view])  # reads one by one
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(around, 4, num_workers=1)))
@@ -243,7 +237,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
 def test_a_position_that_is_drawn_keeps_its_epoch_when_it_is_pickled(view):
     draws = pickle.loads(pickle.dumps(list(Shuffle(view))))
     assert {view[draw]["x"]: view[draw]["noise"] for draw in draws} == epoch_of(0)
-    assert {type(position) for position in Shuffle(whole_of(view))} == {int}
+    assert {type(position) for position in Shuffle(view._of)} == {int}
 
 
 # --- which sample it is ---------------------------------------------------------------------------------
