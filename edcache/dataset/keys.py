@@ -97,12 +97,17 @@ def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
 
 
 def stores_records(dataset: Readable[Any]) -> bool:
-    """True if each sample of a dataset is one record of an archive, and none is computed at its read."""
+    """True if each sample of a dataset is one record of an archive, and all are read alike, none computed at its read.
+
+    A record that moved to a part with another function would have its old version.
+    """
     return _stores_records(reading_of(dataset).root)
 
 
 def _stores_records(root: Root) -> bool:
-    return not root.computes and root.is_divided and all(_stores_records(part.root) for part in root.parts)
+    settings = [part.settings() for part in root.parts]
+    is_alike = root.is_divided and all(one == settings[0] for one in settings)
+    return is_alike and not root.computes and all(_stores_records(part.root) for part in root.parts)
 
 
 def record_versions(dataset: Readable[Any], labels: Sequence[str]) -> list[tuple[Any, ...]]:
