@@ -102,24 +102,26 @@ class Chained(Root):
     @property
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
-        return np.concatenate([part.missing + start for part, start in self._starts()])
+        found = [part.missing[part.missing < end - start] + start for part, start, end in self._ranges()]
+        return np.concatenate(found)
 
     @property
     def errors(self) -> list[Failure]:
         """Failures of samples, by index, as of one archive."""
         return [
             replace(failure, index=failure.index + start)
-            for part, start in self._starts()
+            for part, start, end in self._ranges()
             for failure in part.errors
+            if failure.index < end - start
         ]
 
     def find_keys(self, keys: Sequence[Key]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""
         found = np.full(len(keys), -1)
-        for part, start in self._starts():
+        for part, start, end in self._ranges():
             wanted = np.flatnonzero(found < 0)
             positions = found_keys(part, [keys[place] for place in wanted.tolist()])
-            found[wanted] = np.where(positions < 0, -1, positions + start)
+            found[wanted] = np.where((positions < 0) | (positions >= end - start), -1, positions + start)
         return found
 
     def label_table(self) -> Any:
@@ -153,8 +155,10 @@ class Chained(Root):
         group = None if together is None else together.group(*self._places(indices))
         return super().records(indices, fields, draws) if group is None else group
 
-    def _starts(self) -> Iterator[tuple[Reading, int]]:
-        return zip(self.parts, self.bounds.tolist(), strict=False)
+    def _ranges(self) -> Iterator[tuple[Reading, int, int]]:
+        """Yield each part with its first index here, and its end; the part itself may have become longer."""
+        ends = self.bounds.tolist()
+        return zip(self.parts, ends, ends[1:], strict=False)
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the number of the part of each sample, and its position there: int64 [n] both."""
@@ -196,7 +200,8 @@ class Turns(Root):
 
     def find_keys(self, keys: Sequence[Key]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""
-        return found_keys(self.parts[0], keys)
+        found = found_keys(self.parts[0], keys)
+        return np.where(found < len(self), found, -1)
 
     def label_table(self) -> Any:
         """Return the columns of the first part."""

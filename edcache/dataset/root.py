@@ -9,7 +9,10 @@ lie. `stored` follows it down to archives; look-ahead, chunks, saving, keys and 
 - Functions run from the inside out: of a part, then of the root, then of the reading. Each gets index, epoch and draw
   of its own root, so a seeded one gives the same numbers alone and joined.
 - Fields limit the bytes that are read unless a part's function runs first; a transform of the root gets them alone.
+- `Reading.one` gives the sample that `records` gives, without the cost of a batch: they change together.
 - A transform of a root may be set at any time, and its views have it. So a read asks the root, and keeps no copy.
+- Lengths of parts are counted once, when they are joined. Samples that a part gets later are never in the joined one:
+  there the next part has their indices.
 - Nothing here imports torch, since numpy's users read by it too (array_dataset.py).
 """
 
@@ -138,12 +141,13 @@ class Root:
     @property
     def missing(self) -> Ints:
         """Indices without a record in one of the parts: int64 [k], rising."""
-        return np.unique(np.concatenate([part.missing for part in self.parts]))
+        found = np.unique(np.concatenate([part.missing for part in self.parts]))
+        return found[found < len(self)]
 
     @property
     def errors(self) -> list[Failure]:
         """Failures of samples, by index, of all parts."""
-        return [failure for part in self.parts for failure in part.errors]
+        return [one for part in self.parts for one in part.errors if one.index < len(self)]
 
     @property
     def labels(self) -> Labels:
@@ -426,11 +430,11 @@ class Reading:
         whole = self.root.labels
         if self.selection is None:
             return whole
-        if (
-            self._labels is None or origin(self._labels)[0] is not origin(whole)[0]
-        ):  # labels may have been added
-            self._labels = whole.take(self.whole.array())
-        return self._labels
+        known = self._labels
+        # Columns may have been added since.
+        if known is None or origin(known)[0] is not origin(whole)[0]:
+            known = self._labels = whole.take(self.whole.array())
+        return known
 
     @property
     def missing(self) -> Ints:
