@@ -142,12 +142,7 @@ class Chained(Root):
 
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
         """Divide samples by part."""
-        which, positions = self._places(indices)
-        shares = []
-        for k in np.unique(which).tolist():
-            places = np.flatnonzero(which == k)
-            shares.append(Share(self.parts[k], positions[places], places))
-        return shares
+        return _divided(self.parts, *self._places(indices))
 
     def records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         """Find the records of samples; of plain archives of one kind as one group."""
@@ -186,6 +181,15 @@ class Chained(Root):
         return together
 
 
+def _divided(parts: Sequence[Reading], which: Ints, positions: Ints) -> list[Share]:
+    """Make the share of each part. which, positions: number of each sample's part, and its position there."""
+    shares = []
+    for k in np.unique(which).tolist():
+        places = np.flatnonzero(which == k)
+        shares.append(Share(parts[k], positions[places], places))
+    return shares
+
+
 def _is_plain(part: Reading) -> bool:
     """True for a whole archive whose samples are as stored."""
     root = part.root
@@ -210,11 +214,8 @@ class Turns(Root):
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
         """Divide samples by part, which the epoch of each draw tells."""
         assert draws is not None
-        which, shares = np.array([epoch % len(self.parts) for epoch, _ in draws], np.int64), []
-        for k in np.unique(which).tolist():
-            places = np.flatnonzero(which == k)
-            shares.append(Share(self.parts[k], indices[places], places))
-        return shares
+        which = np.array([epoch % len(self.parts) for epoch, _ in draws], np.int64)
+        return _divided(self.parts, which, indices)
 
 
 class Sides(Root):

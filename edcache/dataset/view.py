@@ -55,6 +55,8 @@ class Samples(Readable[T_co]):
     LabelError. A missing value counts as a value of its own.
     """
 
+    _of: Samples[Any] | None = None  # the dataset of a view
+
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
     @overload
@@ -452,12 +454,10 @@ class Samples(Readable[T_co]):
         # By other readers, which do not stop at damage.
         opened: list[Session] = []
         try:
-            sound = (
-                self._reading.reread(lambda reader: tolerant(reader, opened))
-                if skip_damaged
-                else self._reading
-            )
-            return save(sound, path, max_size, skip_damaged, force, on_progress)
+            reading = self._reading
+            if skip_damaged:
+                reading = reading.reread(lambda reader: tolerant(reader, opened))
+            return save(reading, path, max_size, skip_damaged, force, on_progress)
         finally:
             for session in opened:
                 session.file.close()
@@ -490,14 +490,9 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------- views
 
-    @property
-    def _of(self) -> Samples[Any]:
-        """Dataset that views of this one are of."""
-        return self
-
     def _view(self, **changes: Any) -> View[Any]:
         """Make a view that reads like this, but for another selection, other fields, a transform or repeats."""
-        return View(self._of, self._reading.but(**changes))
+        return View(self if self._of is None else self._of, self._reading.but(**changes))
 
     def _cut(self, part: range) -> View[T_co]:
         """Make a view of the samples at the positions of a range, without an array."""
@@ -517,7 +512,7 @@ class View(Samples[T_co]):
     """
 
     def __init__(self, of: Samples[Any], reading: Reading) -> None:
-        self._whole, self._reading = of, reading
+        self._of, self._reading = of, reading
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
@@ -526,10 +521,6 @@ class View(Samples[T_co]):
         # A range or an array has a value for each sample, by which a longer one is known to continue it.
         view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
         return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
-
-    @property
-    def _of(self) -> Samples[Any]:
-        return self._whole
 
     @property
     def transform(self) -> Transform:
