@@ -85,7 +85,7 @@ class ArrayDataset:
         """
         if isinstance(index, slice) or is_array(index):
             return self.batch(index)
-        position, length = operator.index(index), len(self)
+        position, length = operator.index(index), len(self._reading)
         if not -length <= position < length:
             text = f"{self._path}: index {position} not in [-{length}, {length})"
             raise SampleIndexError(text, path=self._path, index=position)

@@ -69,8 +69,9 @@ class Samples(Readable[T_co]):
             CorruptRecordError, MissingSampleError: the sample is damaged, or has no record.
         The caller owns the memory of the sample.
         """
-        if type(index) is int and 0 <= index < len(self):
-            return self._reading.one(index)
+        reading = self._reading
+        if type(index) is int and 0 <= index < len(reading):
+            return reading.one(index)
         if isinstance(index, slice):
             return self._cut(range(len(self))[index])
         if is_array(index):
@@ -78,7 +79,7 @@ class Samples(Readable[T_co]):
             return self._picked(np.array(checked_indices(index, len(self))))
         position = self._position(index)
         drawn = Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position
-        return self._reading.one(drawn)
+        return reading.one(drawn)
 
     def by_key(self, key: str | bytes | int | tuple[Any, ...]) -> T_co:
         """Read the sample with a key; of several the first.
