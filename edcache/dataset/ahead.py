@@ -15,6 +15,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import Ints
+from edcache.dataset.root import Reading, Root
 from edcache.reader import Session
 from edcache.storage import Prefetch
 
@@ -35,6 +36,36 @@ _SECONDS: Final = 0.01
 # Seconds for which the first batches of all readers of a copy have the wire alone; fewer for a DataLoader, which does
 # not tell when its first batch is made.
 _HEAD_START, _UNTOLD_HEAD_START = 10.0, 0.2
+
+
+def looking_ahead(
+    reading: Reading, epoch: int, positions: Callable[[int, int], Ints], count: int
+) -> Ahead | None:
+    """Make the look-ahead of an order in an epoch; None if no archive is far.
+
+    Args:
+        positions: returns the positions in the items [a, b) of the order. count: of the items.
+    """
+    sessions = _far_sessions(reading.root)
+    if not sessions or not count:
+        return None
+    return Ahead(sessions, lambda low, high: [*_far_shares(reading, positions(low, high), epoch)], 0, count)
+
+
+def _far_sessions(root: Root) -> list[Session]:
+    """List the sessions of far archives that a look-ahead can fetch from."""
+    found = [reader.session for reader in root.readers if reader.local is not None]
+    return [session for session in found if session.file.ahead is not None and session.index.present]
+
+
+def _far_shares(reading: Reading, positions: Ints, epoch: int) -> Iterator[tuple[Session, Ints]]:
+    """Yield the samples of each far archive that a read of some positions takes."""
+    root, indices = reading.root, reading.indices_at(positions)
+    if not root.parts:
+        yield from ((session, indices) for session in _far_sessions(root))
+        return
+    for share in root.shares(indices, [(epoch, 0)] * len(indices)):
+        yield from _far_shares(share.part, share.positions, epoch)
 
 
 class Ahead:
@@ -166,6 +197,6 @@ class _Queue:
 
 def _places(session: Session, indices: Ints) -> tuple[Ints, Ints]:
     """Return start and end of records in the file: int64 [m] each, without absent ones."""
-    rows = session.index.rows(indices % session.length)
+    rows = session.index.rows(indices)
     rows = rows[rows["flags"] & format.PRESENT > 0]
     return rows["offset"].astype(np.int64), format.stored_ends(rows)

@@ -13,6 +13,7 @@ import numpy as np
 from edcache import labels
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
 from edcache.codec import Node, assembler
+from edcache.dataset.root import Archive, Reading
 from edcache.labels import Labels, checked_indices, is_array
 from edcache.reader import FieldPath, Group, Projection, Records, planned
 from edcache.writer import store_at
@@ -65,21 +66,17 @@ class ArrayDataset:
         store = store_at(path, storage_options)
         self._path = path = store.path
         storage_options = None  # a traceback with locals would show credentials
-        self._reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
-        self._reader.as_arrays = True
-        self._reader.open()  # errors of the archive are raised here
-        self._zero_copy = zero_copy
-        self._fields = None if fields is None else Projection(tuple(fields), False)
-        self._labels: Labels | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_labels": None}
+        reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
+        reader.as_arrays = True
+        reader.open()  # errors of the archive are raised here
+        chosen = None if fields is None else Projection(tuple(fields), False)
+        self._reading = Reading(Archive(reader, copies=not zero_copy), fields=chosen)
 
     def __repr__(self) -> str:
         return f"edcache.numpy.open({self._path!r})"
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return len(self._reading)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample for an integer, and the `batch` of everything else.
@@ -88,11 +85,11 @@ class ArrayDataset:
         """
         if isinstance(index, slice) or is_array(index):
             return self.batch(index)
-        position, length = operator.index(index), len(self)
+        position, length = operator.index(index), len(self._reading)
         if not -length <= position < length:
-            text = f"{self._reader.path}: index {position} not in [-{length}, {length})"
-            raise SampleIndexError(text, path=self._reader.path, index=position)
-        return self._one(position % length)
+            text = f"{self._path}: index {position} not in [-{length}, {length})"
+            raise SampleIndexError(text, path=self._path, index=position)
+        return self._reading.one(position % length)
 
     def batch(self, indices: Any) -> Any:
         """Stack the samples at some indices, as torch's `default_collate` does.
@@ -112,9 +109,9 @@ class ArrayDataset:
         rows = checked_indices(indices, length)
         if not len(rows):
             raise OptionError("a batch of no samples; give at least one index")
-        records = self._reader.session.group(rows, self._fields)
+        records = self._reading.records(rows, None)
         with suppress(CodecError, CorruptRecordError):  # one by one, the error names the damaged one
-            batch = self._gather(records)
+            batch = _gathered(records)
             if batch is not NotImplemented:
                 return batch
         return _stack(records.samples())
@@ -122,9 +119,7 @@ class ArrayDataset:
     @property
     def labels(self) -> Labels:
         """Label columns: a mapping from names to read-only numpy arrays; no sample is read."""
-        if self._labels is None:
-            self._labels = Labels(self._reader.labels, num_rows=len(self))
-        return self._labels
+        return self._reading.labels
 
     def where(self, where: object = None, /, **conditions: object) -> Ints:
         """Find the indices of samples by conditions on their labels, as `CachedDataset.filter` takes them."""
@@ -133,12 +128,11 @@ class ArrayDataset:
     @property
     def missing(self) -> Ints:
         """Indices without a record, sorted: int64 [k]."""
-        return self._reader.session.index.missing()
+        return self._reading.missing
 
     def close(self) -> None:
         """Close the archive. Arrays that were returned before stay valid."""
-        self._labels = None
-        self._reader.close()
+        self._reading.root.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -146,23 +140,21 @@ class ArrayDataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _one(self, index: int) -> Any:
-        return self._reader.session.read(index, self._fields, not self._zero_copy)
 
-    def _gather(self, records: Records) -> Any:
-        """Make the batch by one gather a field; NotImplemented if the samples must be decoded."""
-        group, fields = records.group, self._fields
-        if group is None or not group.is_regular:
-            return NotImplemented
-        if fields is None:
-            assert group.decoder.structure is not None
-            return _stack_column(group, group.decoder.structure)
-        plan = planned(fields, group.decoder)
-        return (
-            NotImplemented
-            if plan is None
-            else fields.assembled([_stack_column(group, n) for n in plan.nodes])
-        )
+def _gathered(records: Records) -> Any:
+    """Make the batch by one gather a field; NotImplemented if the samples must be decoded."""
+    group = records.group
+    if group is None or not group.is_regular:
+        return NotImplemented
+    if group.fields is None:
+        assert group.decoder.structure is not None
+        return _stack_column(group, group.decoder.structure)
+    plan = planned(group.fields, group.decoder)
+    return (
+        NotImplemented
+        if plan is None
+        else group.fields.assembled([_stack_column(group, n) for n in plan.nodes])
+    )
 
 
 def _stack_column(group: Group, node: Node) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
-from edcache.dataset.indexing import Readable
+from edcache.dataset.indexing import Readable, reading_of
 from edcache.format import KEYS_DIGEST, Head
 from edcache.identity import Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
@@ -208,7 +208,9 @@ class Building:
 def parents_of(source: Any) -> list[dict[str, Any]]:
     """List the archives that a source is, or that its attributes are: path or URL, uuid, and digest of their keys."""
     candidates = [source] if isinstance(source, Readable) else getattr(source, "__dict__", {}).values()
-    readers = [reader for one in candidates if isinstance(one, Readable) for reader in one._readers]
+    readers = [
+        reader for one in candidates if isinstance(one, Readable) for reader in reading_of(one).root.readers
+    ]
     # The head of an archive holds them.
     heads = [(reader.path, reader.session.origin) for reader in readers[:_MOST_PARENTS]]
     return [

@@ -19,11 +19,12 @@ from edcache.base import (
     provisional,
     takes,
 )
-from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, expand_paths
 from edcache.dataset.build import Building
 from edcache.dataset.combined import Concat, add
-from edcache.dataset.indexing import T_co
+from edcache.dataset.indexing import T_co, info_of
+from edcache.dataset.root import Archive, Reading
+from edcache.dataset.view import Whole
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -43,7 +44,7 @@ class Source(Protocol[T_co]):
 
 
 @takes(CacheOptions)
-class CachedDataset(ArchiveDataset[T_co]):
+class CachedDataset(Whole[T_co]):
     """Map-style dataset whose samples are computed once, stored in one archive, and read from it.
 
     Args:
@@ -69,6 +70,10 @@ class CachedDataset(ArchiveDataset[T_co]):
     without its source.
     """
 
+    path: str
+    _archive: Archive
+    _building: Building | None = None
+
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
@@ -89,7 +94,8 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
-        self._begin(options, reader)
+        self._archive = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
         try:
             reader.open()
@@ -100,9 +106,9 @@ class CachedDataset(ArchiveDataset[T_co]):
             base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
-    def _begin(self, options: CacheOptions, reader: Reader) -> None:
-        self._reader, self.path = reader, reader.path
-        self._transform, self._batch_transform = options.transform, options.batch_transform
+    @property
+    def _reader(self) -> Reader:
+        return self._archive.reader
 
     def _make(
         self,
@@ -116,15 +122,17 @@ class CachedDataset(ArchiveDataset[T_co]):
         writer.check_source(source, store.path)
         recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
         # Missing samples are computed, or were warned of; max_bytes limits the fill.
-        self._begin(options, store.reader(replace(provisional(options), preload=options.preload)))
+        reader = store.reader(replace(provisional(options), preload=options.preload))
+        self._archive = own = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(own), reader.path
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = Building(store, source, options, recipe)
         with store.held():
-            self._filler, archive = self._building.start(options.keep_existing)
+            own.filler, archive = self._building.start(options.keep_existing)
             if archive is not None and not options.preload:
-                self._reader = archive
-            self._reader.open()  # now, as in `_attach`
+                own.reader = archive
+            own.reader.open()  # now, as in `_attach`
         self._add_keys(self._building.job.spec)
 
     def _add_keys(self, spec: LabelSpec) -> None:
@@ -133,13 +141,13 @@ class CachedDataset(ArchiveDataset[T_co]):
             return
         try:
             # Dropped columns do not return.
-            session = self._reader.session
+            session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 from edcache.dataset import relabel
 
-                self._relabel(lambda: relabel.of_keys(self, spec.only(absent)))
+                self._relabel(lambda: relabel.of_keys(self._archive, spec.only(absent)))
         except BaseException:
             self._reader.close()
             raise
@@ -210,24 +218,32 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     __add__ = add
 
-    def __repr__(self) -> str:
-        if "_reader" not in vars(self):  # options were refused
-            return "CachedDataset(not open)"
-        try:
-            session = self._reader.session
-            names = base.printable(base.some_of(list(dict(session.label_columns))))
-        except base.EdcacheError:  # a traceback may show a dataset that failed to open
-            return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
-        lack = "not sealed" if session.has_all else f"{len(self) - session.index.present:,} missing"
-        state = "" if self.complete else f", {lack}"
-        labels = f", labels: {names}" if names else ""
-        return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them: the archive is known by its uuid.
+
+        Filled again by keys, an archive has other samples.
+        """
+        session = self._reader.session
+        archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
+        return {"archive": archive, **self._archive.settings(), "columns": ["archive"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if self._building is not None and self.complete:
-            state |= {"_building": None, "_filler": None}
-        return state
+        is_needed = self._building is not None and not self.complete
+        return vars(self) if is_needed else vars(self) | {"_building": None}
+
+    def info(self) -> dict[str, Any]:
+        """Return the state of the archive, and the memory that reading takes in this process.
+
+        Returns:
+            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (its mapped bytes, which
+            all processes share, and which are freed when memory is short) and private (bytes of this process alone;
+            they do not grow by reading).
+        """
+        return info_of(self._reader)
+
+    def refresh(self) -> bool:
+        """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
+        return self._archive.refresh()
 
     def add_labels(
         self,
@@ -266,7 +282,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.given(self, what, values, on))
+        self._relabel(lambda: relabel.given(self._archive, what, values, on))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -279,7 +295,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.dropped(self, names))
+        self._relabel(lambda: relabel.dropped(self._archive, names))
         return self
 
     def _relabel(self, make: Callable[[], LabelChange]) -> None:
@@ -287,8 +303,8 @@ class CachedDataset(ArchiveDataset[T_co]):
         from edcache.dataset import relabel
 
         relabel.check(self._reader)
-        if self._filler is not None:
-            self._filler.flush()
+        if self._archive.filler is not None:
+            self._archive.filler.flush()
             self.refresh()
         change = make()
         sync: base.Sync = "seal" if self._building is None else self._building.job.sync
@@ -349,8 +365,8 @@ class CachedDataset(ArchiveDataset[T_co]):
                 f"{self.path}: {lack} and there is no source to compute them; open it with "
                 "CachedDataset(source, path)"
             )
-        if self._filler is not None:
-            self._filler.flush()
+        if self._archive.filler is not None:
+            self._archive.filler.flush()
         if not self.complete:
             building.fill(options)
             self.refresh()

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import ConcatDataset
 
 from edcache.base import EdcacheError, Ints, OptionError
-from edcache.dataset.ahead import Shares
-from edcache.dataset.archive import info_of
-from edcache.dataset.indexing import Root, Stored, not_as_stored, numbered, stored_shares
-from edcache.dataset.keys import found_keys, settings_of
-from edcache.dataset.transforms import Draws, extended
-from edcache.dataset.view import Samples
+from edcache.dataset.indexing import info_of, reading_of
+from edcache.dataset.keys import found_keys
+from edcache.dataset.root import Reading, Root, Share
+from edcache.dataset.transforms import Draws
+from edcache.dataset.view import Samples, Whole
 from edcache.format import Failure, Key, pa, unify
-from edcache.labels import Labels, checked_indices
-from edcache.reader import (
-    Beside,
-    Projection,
-    Reader,
-    Records,
-    Session,
-    Several,
-    Together,
-    last_change,
-)
+from edcache.reader import Beside, Projection, Records, Session, Together, last_change
 
-# A dataset, the places of its samples among the given indices, and their positions in it.
-_Share = tuple[Samples, Ints, Ints]
-
-_OF_THIS_PROCESS = ("_together", "_labelled")
 _NEVER = -1, -1
 
 
@@ -101,212 +86,49 @@ def add(one: Samples, other: Any) -> Any:
     return concat([one, other]) if isinstance(other, Samples) else ConcatDataset([one, other])
 
 
-class Combined(Root, Samples):
-    """Root that is made of other datasets. called: name of the function that makes it. parts: the datasets."""
+class Chained(Root):
+    """Root of `Concat`. bounds: the index of the first sample of each part, and behind the last."""
 
-    called = ""
-    parts: tuple[Samples, ...] = ()  # set for a traceback that shows a refused one
-    _labelled: tuple[Sequence[Labels], Labels | None] = (), None
-
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        for part in parts:
-            if not isinstance(part, Samples):
-                raise OptionError(
-                    f"{self.called}() takes datasets of edcache, not {type(part).__name__}; "
-                    "cache it first: edcache.CachedDataset(source, path)"
-                )
-        if not parts:
-            raise OptionError(f"{self.called}() takes at least one dataset")
-        self.parts = tuple(parts)
-        self._parts = self.parts
-        self._batch_transform = self.parts[0]._batch_transform
-        if any(part._batch_transform is not self._batch_transform for part in self.parts):
-            raise OptionError(
-                f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
-                "same one, or without"
-            )
-        self._is_seeded = any(part._is_seeded for part in self.parts)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
-
-    def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them."""
-        return {"parts": self.parts, **self._settings(), "columns": ["parts"]}
-
-    def _settings(self) -> dict[str, Any]:
-        of_parts = [settings_of(part) for part in self.parts]
-        of_each = of_parts[0] if of_parts.count(of_parts[0]) == len(of_parts) else of_parts
-        return {"each": of_each, "transform": self._transform}
-
-    @property
-    def complete(self) -> bool:
-        """True if every archive is sealed, and no sample of it may still be computed."""
-        return all(reader.complete for reader in self._readers)
-
-    def info(self) -> dict[str, Any]:
-        """Return the state of the archives, as `CachedDataset.info` of one.
-
-        Numbers are sums; sealed is True if all are; labels has the columns of any; path is the list of paths, and
-        archives the info of each.
-        """
-        infos = [info_of(reader) for reader in self._readers]
-        summed = ("present", "nbytes", "mapped", "private")
-        return {
-            "path": [info["path"] for info in infos],
-            "samples": len(self),
-            "sealed": all(info["sealed"] for info in infos),
-            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
-            **{name: sum(info[name] for info in infos) for name in summed},
-            "archives": infos,
-        }
-
-    def close(self) -> None:
-        """Close the archives; idempotent."""
-        for part in self.parts:
-            part._root.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.parts):,} datasets, {len(self):,} samples)"
-
-    @property
-    def _readers(self) -> list[Reader]:
-        return [reader for part in self.parts for reader in part._readers]
-
-    def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
-        return type(self)([part._reread(change) for part in self.parts])
-
-    @property
-    def labels(self) -> Labels:
-        """Label columns of all samples; see the base class."""
-        # They may have changed since, and lazy caches have grown.
-        known = [part._root.labels for part in self.parts]
-        before, made = self._labelled
-        if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
-            made = Labels(self._label_table, num_rows=len(self))
-            self._labelled = known, made
-        return made
-
-    def _label_table(self) -> Any:
-        raise NotImplementedError
-
-    def _tables(self, counts: Sequence[int]) -> list[Any]:
-        """Return the label tables of the samples at the time of the call of concat() or zip_fields()."""
-        return [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
-
-
-class Concat(Combined):
-    """Samples of several datasets, one after the other; `concat` makes it.
-
-    starts: the index of the first sample of each dataset.
-    """
-
-    called = "concat"
-    __add__ = add
+    called, shown = "concat", "Concat"
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
-    _bounds: Ints = np.zeros(1, np.int64)
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
+    def __init__(self, parts: Sequence[Reading]) -> None:
         super().__init__(parts)
-        self._bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        self.starts: list[int] = self._bounds[:-1].tolist()
+        self.bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
     def __len__(self) -> int:
-        return int(self._bounds[-1])
+        return int(self.bounds[-1])
 
     @property
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
-        return np.concatenate(
-            [part.missing + start for part, start in zip(self.parts, self.starts, strict=True)]
-        )
+        found = [part.missing[part.missing < end - start] + start for part, start, end in self._ranges()]
+        return np.concatenate(found)
 
     @property
     def errors(self) -> list[Failure]:
         """Failures of samples, by index, as of one archive."""
         return [
             replace(failure, index=failure.index + start)
-            for part, start in zip(self.parts, self.starts, strict=True)
+            for part, start, end in self._ranges()
             for failure in part.errors
+            if failure.index < end - start
         ]
 
-    def _find_keys(self, keys: Sequence[Key]) -> Ints:
+    def find_keys(self, keys: Sequence[Key]) -> Ints:
+        """Return the index of the first sample with each key: int64 [n], -1 for none."""
         found = np.full(len(keys), -1)
-        for part, start in zip(self.parts, self.starts, strict=True):
+        for part, start, end in self._ranges():
             wanted = np.flatnonzero(found < 0)
             positions = found_keys(part, [keys[place] for place in wanted.tolist()])
-            found[wanted] = np.where(positions < 0, -1, positions + start)
+            found[wanted] = np.where((positions < 0) | (positions >= end - start), -1, positions + start)
         return found
 
-    def _chunk_of(self, indices: Ints) -> Ints:
-        numbers, first = np.full(len(indices), -1, np.int64), 0
-        for part, places, positions in self._shares(indices):
-            root = part._root
-            chunks = root._chunk_of(part._root_indices(positions) % len(root))
-            numbers[places] = np.where(chunks < 0, -1, chunks + first)
-            first += int(chunks.max(initial=-1)) + 1
-        return numbers
-
-    def _chunk_size(self) -> int | None:
-        chunks = 0
-        for part, count in zip(self.parts, np.diff(self._bounds).tolist(), strict=True):
-            size, step = part._root._chunk_size(), part._whole_selection().step
-            if size is not None and step is not None:
-                chunks += -(-count * abs(step) // size)
-            elif count:
-                return None
-        return -(-len(self) // chunks) if chunks else None
-
-    def _far_sessions(self) -> list[Session]:
-        return [session for part in self.parts for session in part._root._far_sessions()]
-
-    def _far_shares(self, indices: Ints) -> Shares:
-        return [
-            share
-            for part, _, positions in self._shares(indices)
-            for share in part._root._far_shares(part._root_indices(positions))
-        ]
-
-    def _join_archives(self) -> Together | None:
-        """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
-        state, together = self._together
-        # Cached for every batch: there may be thousands of parts.
-        if state == (self._times_set, last_change()):
-            return together
-        sessions: list[Session] = []
-        with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
-            sessions += filter(None, (part._plain_session() for part in self.parts if isinstance(part, Root)))
-        state = self._times_set, last_change()
-        known = [] if together is None else together.sessions
-        if len(sessions) < max(2, len(self.parts)):
-            together = None
-        elif len(known) < len(sessions) or any(a is not b for a, b in zip(known, sessions, strict=True)):
-            together = None
-            with suppress(EdcacheError):
-                together = Together.of(sessions)
-        self._together = state, together
-        return together
-
-    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        together = self._join_archives() if fields is None and len(indices) else None
-        group = None if together is None else together.group(*self._places(indices))
-        if group is not None:
-            return group
-        parts: list[tuple[Ints, Records]] = []
-        for part, places, positions in self._shares(indices, fields):
-            own = None if draws is None else [draws[place] for place in places.tolist()]
-            parts.append((places, records_of(part, positions, own)))
-        return parts[0][1] if len(parts) == 1 else Several(parts)
-
-    def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
-        # Without samples, the first part returns the empty batch.
-        for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
-            yield from stored_shares(part, positions, places[own])
-
-    def _label_table(self) -> Any:
-        counts = np.diff(self._bounds).tolist()
-        tables = self._tables(counts)
+    def label_table(self) -> Any:
+        """Return the columns of all parts, null for samples of a part that lacks one."""
+        counts = np.diff(self.bounds).tolist()
+        # As they were when they were joined.
+        tables = [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
         names = list(dict.fromkeys(name for table in tables for name in table.column_names))
         if not names:
             return tables[0]
@@ -318,134 +140,185 @@ class Concat(Combined):
             whole.append(pa.table(list(plain), names=names))
         return unify(whole, "concat()", "dataset")
 
-    def _shares(self, indices: Ints, fields: Projection | None = None) -> list[_Share]:
-        """Divide indices by dataset: each with the places of its samples, and their positions in it.
+    def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
+        """Divide samples by part."""
+        return _divided(self.parts, *self._places(indices))
 
-        fields: of the samples, None for all.
-        """
-        which, positions = self._places(indices)
-        shares = []
-        for k in np.unique(which).tolist():
-            places, part = np.flatnonzero(which == k), self.parts[k]
-            shares.append(
-                (part if fields is None else _choose_fields(part, fields), places, positions[places])
-            )
-        return shares
+    def records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+        """Find the records of samples; of plain archives of one kind as one group."""
+        together = self._join_archives() if fields is None and len(indices) else None
+        group = None if together is None else together.group(*self._places(indices))
+        return super().records(indices, fields, draws) if group is None else group
+
+    def _ranges(self) -> Iterator[tuple[Reading, int, int]]:
+        """Yield each part with its first index here, and its end; the part itself may have become longer."""
+        ends = self.bounds.tolist()
+        return zip(self.parts, ends, ends[1:], strict=False)
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the number of the dataset of each sample, and its position there: int64 [n] both."""
-        indices = checked_indices(indices, len(self))
-        which = np.searchsorted(self._bounds, indices, side="right") - 1
-        return which, indices - self._bounds[which]
+        """Return the number of the part of each sample, and its position there: int64 [n] both."""
+        which = np.searchsorted(self.bounds, indices, side="right") - 1
+        return which, indices - self.bounds[which]
+
+    def _join_archives(self) -> Together | None:
+        """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
+        state, together = self._together
+        # Cached for every batch: there may be thousands of parts.
+        if state == (Root.times_set, last_change()):
+            return together
+        sessions: list[Session] = []
+        with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
+            sessions += [part.root.readers[0].session for part in self.parts if _is_plain(part)]
+        state = Root.times_set, last_change()
+        known = [] if together is None else together.sessions
+        if len(sessions) < max(2, len(self.parts)):
+            together = None
+        elif len(known) < len(sessions) or any(a is not b for a, b in zip(known, sessions, strict=True)):
+            together = None
+            with suppress(EdcacheError):
+                together = Together.of(sessions)
+        self._together = state, together
+        return together
 
 
-class Aligned(Combined):
-    """Datasets of one length: sample i is made of sample i of each, or of one of them."""
-
-    _length = 0
-
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        super().__init__(parts)
-        if len(set(map(len, parts))) > 1:
-            raise OptionError(
-                f"{self.called}(): the datasets have {' and '.join(f'{len(part):,}' for part in parts)} samples;"
-                " take the same ones of each"
-            )
-        self._length = len(parts[0])
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def missing(self) -> Ints:
-        """Indices without a record in one of the datasets: int64 [k], sorted."""
-        return np.unique(np.concatenate([part.missing for part in self.parts]))
-
-    @property
-    def errors(self) -> list[Failure]:
-        """Failures of samples, of all datasets."""
-        return [failure for part in self.parts for failure in part.errors]
-
-    def _stored(self, indices: Ints, places: Ints) -> NoReturn:
-        raise not_as_stored(self, "they are made of several datasets")
+def _divided(parts: Sequence[Reading], which: Ints, positions: Ints) -> list[Share]:
+    """Make the share of each part. which, positions: number of each sample's part, and its position there."""
+    shares = []
+    for k in np.unique(which).tolist():
+        places = np.flatnonzero(which == k)
+        shares.append(Share(parts[k], positions[places], places))
+    return shares
 
 
-class Variants(Aligned):
-    """Dataset that reads another one of its parts each epoch; `variants` makes it."""
+def _is_plain(part: Reading) -> bool:
+    """True for a whole archive whose samples are as stored."""
+    root = part.root
+    return part.is_whole and root.transform is None and not root.parts and not root.computes
 
-    called = "variants"
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        super().__init__(parts)
-        self._is_seeded = True  # the epoch comes with each read
+class Turns(Root):
+    """Root of `Variants`: part e mod n has the samples of epoch e."""
 
-    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+    called, shown, is_divided = "variants", "Variants", False
+    is_seeded = True  # the epoch comes with each read
+
+    def find_keys(self, keys: Sequence[Key]) -> Ints:
+        """Return the index of the first sample with each key: int64 [n], -1 for none."""
+        found = found_keys(self.parts[0], keys)
+        return np.where(found < len(self), found, -1)
+
+    def label_table(self) -> Any:
+        """Return the columns of the first part."""
+        return self.parts[0].labels.table.slice(0, len(self))
+
+    def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
+        """Divide samples by part, which the epoch of each draw tells."""
         assert draws is not None
-        indices = checked_indices(indices, len(self))
-        parts = [part if fields is None else _choose_fields(part, fields) for part in self.parts]
-        which = np.array([epoch % len(parts) for epoch, _ in draws], np.int64)
-        shares: list[tuple[Ints, Records]] = []
-        for k in np.unique(which).tolist() or [0]:
-            places = np.flatnonzero(which == k)
-            own = [draws[place] for place in places.tolist()]
-            shares.append((places, records_of(parts[k], indices[places], own)))
-        return shares[0][1] if len(shares) == 1 else Several(shares)
-
-    def _find_keys(self, keys: Sequence[Key]) -> Ints:
-        return found_keys(self.parts[0], keys)
-
-    def _label_table(self) -> Any:
-        return self._tables([len(self)] * len(self.parts))[0]
+        which = np.array([epoch % len(self.parts) for epoch, _ in draws], np.int64)
+        return _divided(self.parts, which, indices)
 
 
-class Zipped(Aligned):
-    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
+class Sides(Root):
+    """Root of `Zipped`: each part has fields of all samples."""
 
-    called = "zip_fields"
+    called, shown, is_divided = "zip_fields", "Zipped", False
 
-    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        indices = checked_indices(indices, len(self))
-        return Beside([records_of(part, indices, draws) for part in self.parts], self._join, fields)
-
-    def _label_table(self) -> Any:
+    def label_table(self) -> Any:
+        """Return the columns of all parts; of two with one name the first."""
         columns: dict[str, pa.ChunkedArray] = {}
-        tables = self._tables([len(self)] * len(self.parts))
+        tables = [part.labels.table.slice(0, len(self)) for part in self.parts]
         for table in tables:
             for name in table.column_names:
                 columns.setdefault(name, table.column(name))
         return pa.table(columns) if columns else tables[0]
 
-    def _join(self, parts: Sequence[Any]) -> dict[Any, Any]:
-        """Merge the samples of all datasets at one index, or their batches."""
+    def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
+        """Give all samples to each part."""
+        return [Share(part, indices, np.arange(len(indices))) for part in self.parts]
+
+    def records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+        """Find the records of samples in all parts, whose samples or batches are merged."""
+        return Beside([part.records(indices, draws) for part in self.parts], self._join, fields)
+
+    def _join(self, sides: Sequence[Any]) -> dict[Any, Any]:
+        """Merge the samples of all parts at one index, or their batches."""
         joined: dict[Any, Any] = {}
-        for part, dataset in zip(parts, self.parts, strict=True):
-            if not isinstance(part, Mapping):
+        for side, part in zip(sides, self.parts, strict=True):
+            if not isinstance(side, Mapping):
                 raise OptionError(
-                    f"zip_fields() merges dicts; the samples of {dataset!r} are of type "
-                    f'{type(part).__name__}; use select("image", ...), whose samples are dicts'
+                    f"zip_fields() merges dicts; the samples of {part!r} are of type "
+                    f'{type(side).__name__}; use select("image", ...), whose samples are dicts'
                 )
-            twice = next((key for key in part if key in joined), None)
+            twice = next((key for key in side if key in joined), None)
             if twice is not None:
                 raise OptionError(
                     f"zip_fields(): the field {twice!r} is in more than one dataset; take it from one, with "
                     "select() on the others"
                 )
-            joined.update(part)
+            joined.update(side)
         return joined
 
 
-# ------------------------------------------------------------------- parts of a root
+class Combined(Whole):
+    """Dataset that is made of other datasets. called: name of the function that makes it. parts: the datasets."""
+
+    called: ClassVar[str] = ""
+    parts: tuple[Samples, ...] = ()
+    _joined: ClassVar[type[Root]]
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        for part in parts:
+            if not isinstance(part, Samples):
+                raise OptionError(
+                    f"{self.called}() takes datasets of edcache, not {type(part).__name__}; "
+                    "cache it first: edcache.CachedDataset(source, path)"
+                )
+        self.parts = tuple(parts)
+        self._reading = Reading(self._joined([reading_of(part) for part in parts]))
+
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them."""
+        return {"parts": self.parts, **self._reading.settings(), "columns": ["parts"]}
+
+    def info(self) -> dict[str, Any]:
+        """Return the state of the archives, as `CachedDataset.info` of one.
+
+        Numbers are sums; sealed is True if all are; labels has the columns of any; path is the list of paths, and
+        archives the info of each.
+        """
+        infos = [info_of(reader) for reader in self._reading.root.readers]
+        summed = ("present", "nbytes", "mapped", "private")
+        return {
+            "path": [info["path"] for info in infos],
+            "samples": len(self),
+            "sealed": all(info["sealed"] for info in infos),
+            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
+            **{name: sum(info[name] for info in infos) for name in summed},
+            "archives": infos,
+        }
 
 
-def _choose_fields(part: Samples, fields: Projection) -> Samples:
-    """Select fields of a part, so that reading the records is limited to them if possible."""
-    own = part._fields
-    if part._transform is None and (own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})):
-        return part._view(fields=fields)
-    return part._view(added=extended(part._added, fields.of_sample))
+class Concat(Combined):
+    """Samples of several datasets, one after the other; `concat` makes it.
+
+    starts: the index of the first sample of each dataset.
+    """
+
+    called, _joined = Chained.called, Chained
+    __add__ = add
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        super().__init__(parts)
+        self.starts: list[int] = np.cumsum([0, *map(len, parts)])[:-1].tolist()
 
 
-def records_of(part: Samples, positions: Ints, draws: Draws | None) -> Records:
-    """Return the records of a part at some positions in it. draws: of each, if known."""
-    own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
-    return part._records_at(part._root_indices(positions), own)
+class Variants(Combined):
+    """Dataset that reads another one of its parts each epoch; `variants` makes it."""
+
+    called, _joined = Turns.called, Turns
+
+
+class Zipped(Combined):
+    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
+
+    called, _joined = Sides.called, Sides

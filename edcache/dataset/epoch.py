@@ -19,7 +19,8 @@ from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
 from edcache.base import Ints, OptionError, check_count, once, shown
-from edcache.dataset.indexing import Readable
+from edcache.dataset.ahead import looking_ahead
+from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.selection import Cycle, Selection
 from edcache.dataset.state import (
     VERSION,
@@ -180,7 +181,8 @@ class EpochSampler(DistributedSampler[Any]):
         self._ds: Sized | None = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
         if isinstance(ds, Readable):
-            self._archive, self._selections = archive_text(ds._readers), ds._selections()
+            reading = reading_of(ds)
+            self._archive, self._selections = archive_text(reading.root.readers), reading.selections()
         self._check_ranks()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,9 +330,10 @@ class EpochSampler(DistributedSampler[Any]):
         items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
         known = items
         if isinstance(ds, Readable):
-            ahead = ds._looking_ahead(partial(drawn_in, order), 0, len(order))
+            reading = reading_of(ds)
+            ahead = looking_ahead(reading, self.epoch, partial(drawn_in, order), len(order))
             known = known if ahead is None else ahead.follow(known, 1)
-            known = known_draws(self, known) if ds._is_seeded else known
+            known = known_draws(self, known) if reading.is_seeded else known
         if known is items and isinstance(order, Selection):
             # The interpreter's own iterator takes a third of the time, and tells its rest.
             for low in range(0, len(order), _BLOCK):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from edcache import identity
-from edcache.base import Ints, MissingSampleError, OptionError
-from edcache.dataset.indexing import Readable
+from edcache.base import Ints, MissingSampleError
+from edcache.dataset.indexing import Readable, reading_of
+from edcache.dataset.root import Reading, Root
 from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
 
 
@@ -38,15 +39,15 @@ class Keys(Collection[Any]):
 
 def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
     """Find the first sample with each key: its position, int64 [n], -1 for none. Raises: OptionError, it is no key."""
-    return found_keys(dataset, stored_keys(given))
+    return found_keys(reading_of(dataset), stored_keys(given))
 
 
-def found_keys(dataset: Readable[Any], stored: Sequence[Key]) -> Ints:
+def found_keys(reading: Reading, stored: Sequence[Key]) -> Ints:
     """Find positions as `positions_of`, by keys as they are stored."""
-    if dataset._selection is None:
-        return dataset._root._find_keys(stored)
+    if reading.selection is None:
+        return reading.root.find_keys(stored)
     # By the column: a view may lack the first of several samples with one key.
-    column = dataset.labels.column(KEY_COLUMN)
+    column = reading.labels.column(KEY_COLUMN)
     found: Ints = pc.index_in(_of_type(stored, column.type), column, skip_nulls=True).fill_null(-1).to_numpy()
     return found.astype(np.int64)
 
@@ -96,32 +97,26 @@ def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
 
 
 def stores_records(dataset: Readable[Any]) -> bool:
-    """True if each sample of a dataset is one record of an archive, and none is computed at its read."""
-    if dataset._root._computes:
-        return False
-    try:
-        dataset._root._stored(np.empty(0, np.int64), np.empty(0, np.int64))
-    except OptionError:
-        return False
-    return True
+    """True if each sample of a dataset is one record of an archive, and all are read alike, none computed at its read.
+
+    A record that moved to a part with another function would have its old version.
+    """
+    return _stores_records(reading_of(dataset).root)
 
 
-def settings_of(dataset: Readable[Any]) -> dict[str, Any]:
-    """Describe what the samples of a dataset that stores records depend on beside these, for a cache of them."""
-    own = {"fields": dataset._fields, "then": dataset._added}
-    return dataset._root._settings() | {name: one for name, one in own.items() if one is not None}
+def _stores_records(root: Root) -> bool:
+    settings = [part.settings() for part in root.parts]
+    is_alike = root.is_divided and all(one == settings[0] for one in settings)
+    return is_alike and not root.computes and all(_stores_records(part.root) for part in root.parts)
 
 
 def record_versions(dataset: Readable[Any], labels: Sequence[str]) -> list[tuple[Any, ...]]:
     """Return versions of the samples of a dataset that stores records: crc32, bytes and schema, and some labels."""
-    positions = np.arange(len(dataset))
-    versions: list[Any] = [None] * len(positions)
-    indices = dataset._root_indices(positions)
-    for root, own, places in dataset._root._stored(indices, positions):
-        (session,) = (reader.session for reader in root._readers)
-        samples, schemas = own % len(root), session.index.schemas
-        rows = session.index.unbound_rows(samples)
-        columns = places, rows["crc32"], rows["nbytes"], rows["schema"]
+    versions: list[Any] = [None] * len(dataset)
+    for share in reading_of(dataset).stored():
+        schemas = share.session.index.schemas
+        rows = share.session.index.unbound_rows(share.positions)
+        columns = share.places, rows["crc32"], rows["nbytes"], rows["schema"]
         for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
             versions[place] = crc, nbytes, schemas[schema]
     told = [dataset.labels.to_list(name) for name in labels]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edcache.base import Ints, OptionError, check_count, described
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
-from edcache.dataset.indexing import Readable
+from edcache.dataset.indexing import Readable, reading_of, warn_of_absent
 from edcache.dataset.ordering import grouped
 from edcache.dataset.permutation import Computed, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled, shuffled
@@ -348,7 +348,7 @@ def column_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
     if isinstance(column, str) and labels is None:
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
     if isinstance(column, str) and isinstance(ds, Readable):
-        ds._root._warn_of_absent(ds, "a sampler by labels", column)
+        warn_of_absent(reading_of(ds), "a sampler by labels", column)
     try:
         values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
     except ValueError as error:

@@ -23,11 +23,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
-from edcache.dataset.indexing import Readable
+from edcache.dataset.indexing import Readable, batch_of, reading_of
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
-from edcache.reader import Batch, Memory, fresh
+from edcache.reader import Memory, fresh
 
 _Slot = list[torch.Tensor]
 # Batches with their slots, and the exception of the batch after them.
@@ -72,7 +73,7 @@ class Loader:
         self.dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
         self._num_threads, self._prefetch = num_threads, prefetch
         self._pin_memory, self._reuse, self._asked_device = pin_memory, reuse, device
-        self._read: Callable[[Any], Batch] = dataset._batch
+        self._reading = reading_of(dataset)
         if sampler is not None:
             if shuffle:
                 text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
@@ -133,10 +134,10 @@ class Loader:
         order = sampler._begin()
         current, starts = sampler._pass, self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
-        ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
+        ahead = looking_ahead(self._reading, current.epoch, partial(drawn_in, order), len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
-        if self.dataset._is_seeded:
+        if self._reading.is_seeded:
             batches = known_draws(sampler, batches)
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
@@ -226,7 +227,7 @@ class Loader:
         try:
             # Draws are lists: an array would lose their epochs.
             draws = [*itertools.chain(*burst)] if isinstance(burst[0], list) else np.concatenate(burst)
-            batches = self._read(draws).collated_by(self.batch_size, ring.memory(slot))
+            batches = batch_of(self.dataset, draws).collated_by(self.batch_size, ring.memory(slot))
         except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
         if batches is None:
@@ -238,7 +239,7 @@ class Loader:
     def _one_by_one(self, burst: list[Any], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
         for indices in burst:
             slot = ring.slot()
-            yield self._read(indices).collated(memory=ring.memory(slot)), slot
+            yield batch_of(self.dataset, indices).collated(memory=ring.memory(slot)), slot
 
     def _on_device(self, batch: Any) -> Any:
         device = self._device

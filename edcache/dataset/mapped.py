@@ -22,7 +22,7 @@ from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, ta
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
-from edcache.dataset.indexing import Readable
+from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
 from edcache.writer import After, Before, Stream
@@ -251,7 +251,7 @@ class Mapped(Dataset[Any]):
 
     def _positions(self, indices: list[int]) -> list[int]:
         """Return positions to read; of a source with seeded transforms as it is in epoch 0, also later."""
-        is_seeded = isinstance(self.source, Readable) and self.source._is_seeded
+        is_seeded = isinstance(self.source, Readable) and reading_of(self.source).is_seeded
         return [Draw(index, 0) for index in indices] if is_seeded else indices
 
     def _labels_of(self, indices: list[int]) -> dict[str, list[Any]]:

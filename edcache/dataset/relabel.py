@@ -9,7 +9,7 @@ import copy
 import errno
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,20 +22,18 @@ from edcache.base import (
     Sync,
     unknown_label,
 )
+from edcache.dataset.root import Archive, Reading
 from edcache.format import Head, pa
 from edcache.labels import LabelSpec, checked_name
 from edcache.reader import Reader
 from edcache.writer import Appender, LabelChange, change_labels, retry_if_replaced
-
-if TYPE_CHECKING:
-    from edcache.dataset.archive import ArchiveDataset
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
 
 
 def given(
-    cache: ArchiveDataset,
+    cache: Archive,
     what: Any,
     values: Any,
     on: str | None,
@@ -67,7 +65,7 @@ def given(
     return LabelChange(pa.table({name: column}))
 
 
-def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
+def of_keys(cache: Archive, spec: LabelSpec) -> LabelChange:
     """Compute columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
         return _compute(cache, spec)
@@ -75,7 +73,7 @@ def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
         raise error.within(cache.path, cache.path) from error
 
 
-def dropped(cache: ArchiveDataset, names: Sequence[str]) -> LabelChange:
+def dropped(cache: Archive, names: Sequence[str]) -> LabelChange:
     """Make the change of `CachedDataset.drop_labels`."""
     known = list(cache.labels)
     if not names:
@@ -132,7 +130,7 @@ def check(reader: Reader) -> None:
             raise OptionError(f"{reader.path}: opened with {option}; open it without to change its labels")
 
 
-def _take_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
+def _take_table(cache: Archive, given: Any, on: str | None) -> LabelChange:
     """Take all columns of a table; with `on` its rows in the order of the dataset."""
     table = labels.given_table(given)
     if on is not None:
@@ -151,18 +149,19 @@ def _take_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChang
     return LabelChange(table)
 
 
-def _compute(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
+def _compute(cache: Archive, spec: LabelSpec) -> LabelChange:
     """Compute labels from the stored samples, or from a lazy cache."""
-    stored = copy.copy(cache)
-    stored._transform = None
-    indices = np.arange(len(cache))
-    if not cache._computes:
+    archive = copy.copy(cache)
+    archive.transform = None
+    stored, indices = Reading(archive), np.arange(len(cache))
+    if not archive.computes:
         indices = np.setdiff1d(indices, cache.missing)
 
     def rows() -> Iterator[tuple[int, list[Any]]]:
         for start in range(0, len(indices), _BATCH):
-            batch = indices[start : start + _BATCH].tolist()
-            for index, sample in zip(batch, stored.__getitems__(batch), strict=True):
+            batch = indices[start : start + _BATCH]
+            samples = stored.asked(batch).samples()
+            for index, sample in zip(batch.tolist(), samples, strict=True):
                 yield index, spec.extract(index, sample)
 
     columns = labels.collected_columns(spec.names, rows())

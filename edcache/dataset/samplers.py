@@ -10,8 +10,10 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
-from edcache.dataset.indexing import Readable
+from edcache.dataset.indexing import Readable, reading_of
+from edcache.dataset.ordering import grouped
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
+from edcache.dataset.root import Reading, Root
 from edcache.dataset.selection import Selection, Shuffled, shuffled
 from edcache.dataset.state import State
 
@@ -103,7 +105,7 @@ class ChunkShuffle(EpochSampler):
         if not isinstance(ds, Readable):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = buffer, lanes
-        self._positions, self._size = ds._sorted_by_chunk()
+        self._positions, self._size = _sorted_by_chunk(reading_of(ds))
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -179,6 +181,59 @@ class Foreign(EpochSampler):
     def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
         drawn = list(self._sampler)
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
+
+
+def _sorted_by_chunk(reading: Reading) -> tuple[Selection, int]:
+    """Sort positions by chunk; return them, and the average number of samples in a chunk.
+
+    Raises: OptionError, a sample has no record, or the dataset has no chunks.
+    """
+    length, size, step = len(reading), chunk_size(reading.root), reading.whole.step
+    if size is not None and step is not None:
+        return Selection(range(length)), -(-size // abs(step))
+    chunks = chunks_of(reading) if size is None else reading.whole.array() // size
+    missing = int(np.count_nonzero(chunks < 0))
+    if missing:
+        raise OptionError(
+            f"{missing:,} of {length:,} samples have no record, and so no chunk; leave out ds.missing"
+        )
+    positions, ends = grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
+    return Selection(positions), -(-length // max(1, int(np.count_nonzero(np.diff(ends))))) or 1
+
+
+def chunks_of(reading: Reading, positions: Ints | None = None) -> Ints:
+    """Return the number of the chunk of each sample, counted over all archives: int64 [n], -1 without one.
+
+    Raises: OptionError, a sample is of several datasets.
+    """
+    shares = reading.stored(positions)
+    numbers, first = np.full(sum(len(share.places) for share in shares), -1, np.int64), 0
+    for share in shares:
+        root = share.part.root
+        if root.parts:
+            raise OptionError(f"the samples of {root!r} are put together, and have no chunk of their own")
+        session = share.session
+        # Equal parts of the file, in bytes: one for each chunk.
+        rows, nbytes = session.index.rows(share.positions), -(-session.nbytes // max(1, session.chunks))
+        own = rows["offset"].astype(np.int64) // nbytes + first
+        numbers[share.places] = np.where(rows["flags"] == 0, -1, own)
+        first = max(first, int(numbers[share.places].max(initial=-1)) + 1)
+    return numbers
+
+
+def chunk_size(root: Root) -> int | None:
+    """Return the average number of samples in a chunk; None if they are not stored in their order."""
+    if not root.parts:
+        session = root.readers[0].session
+        return session.index.chunk_size(session.chunks)
+    chunks = 0
+    for part in root.parts if root.is_divided else ():
+        size, step = chunk_size(part.root), part.whole.step
+        if size is not None and step is not None:
+            chunks += -(-len(part) * abs(step) // size)
+        elif len(part):
+            return None
+    return -(-len(root) // chunks) if chunks else None
 
 
 class _ChunkOrder(Computed):

@@ -30,7 +30,8 @@ from edcache.base import (
     StaleArchiveError,
 )
 from edcache.codec import stored_fields
-from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
+from edcache.dataset.indexing import label_fields
+from edcache.dataset.root import Reading, Share
 from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
 from edcache.reader import OnProgress, Reader, Session
 from edcache.storage import File
@@ -42,7 +43,7 @@ _DIGITS: Final = 5
 
 
 def save(
-    samples: Readable[Any],
+    samples: Reading,
     path: str | os.PathLike[str],
     max_size: int | str | None,
     skip_damaged: bool,
@@ -123,12 +124,12 @@ class StoredRecords:
         skips_damage: True leaves out damaged records; `damaged` gets their places.
     """
 
-    def __init__(self, samples: Readable[Any], skips_damage: bool) -> None:
+    def __init__(self, samples: Reading, skips_damage: bool) -> None:
         self.length, self.skips_damage = len(samples), skips_damage
-        positions = np.arange(self.length)
-        shares = list(stored_shares(samples, positions, positions))
-        archives = list(dict.fromkeys(archive for archive, _, _ in shares))
-        self.readers = [archive._readers[0] for archive in archives]
+        shares = samples.stored()
+        _check_as_stored(shares)
+        roots = list(dict.fromkeys(share.part.root for share in shares))
+        self.readers = [root.readers[0] for root in roots]
         self.sessions = [reader.session for reader in self.readers]
         self._check_alike()
         self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
@@ -139,14 +140,14 @@ class StoredRecords:
         self.labels = samples.labels.table.combine_chunks()
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
-        found = [self._find_records(archives.index(share[0]), share) for share in shares]
+        found = [self._find_records(roots.index(share.part.root), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
         self.ends = np.cumsum(self.rows["nbytes"].astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
         own = np.arange(len(self.readers[0]))
-        self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
+        self.is_whole = len(shares) == 1 and np.array_equal(shares[0].positions, own)
         if not skips_damage:
             self._check_missing(samples)
         self._warn_of_mixture()
@@ -165,10 +166,9 @@ class StoredRecords:
                 )
                 return
 
-    def _find_records(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
+    def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints, Ints]:
         """Look up the records of samples of one archive: places, rows, schemas, the archive's number and samples."""
-        _, indices, places = share
-        session = self.sessions[number]
+        indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
         # A table of the copy would have the flags, and no seal reads that.
         with format.reported(f"{session.path}: index.rows", session.path):
@@ -193,7 +193,7 @@ class StoredRecords:
         pairs = zip(indices[failed].tolist(), places[failed].tolist(), strict=True)
         self.failures += [replace(failures[index], index=place) for index, place in pairs]
 
-    def _check_missing(self, samples: Readable[Any]) -> None:
+    def _check_missing(self, samples: Reading) -> None:
         """Raise ArchiveError if samples may be missing, but for final failures."""
         missing = self.length - len(self.rows) - sum(failure.final for failure in self.failures)
         open_ended = [
@@ -258,6 +258,17 @@ class StoredRecords:
             labels=tuple((name, fields.get(name)) for name in self.labels.column_names),
             claim_size=first.claim_size,
         )
+
+
+def _check_as_stored(shares: list[Share]) -> None:
+    """Raise OptionError for samples that are not as stored."""
+    for share in shares:
+        if share.change is not None:
+            ds, change = share.change
+            raise OptionError(
+                f"save() copies samples as they are stored, those of {ds!r} are not: {change}; "
+                "CachedDataset(view, path) stores what a view gives"
+            )
 
 
 def _fields_text(schema: str) -> str:

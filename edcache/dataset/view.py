@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Transform
+from edcache.base import Ints, OptionError, Transform, checked_function
 from edcache.dataset import split
-from edcache.dataset.indexing import Readable, Root, T_co
-from edcache.dataset.keys import Keys, positions_of, settings_of
+from edcache.dataset.indexing import Readable, T_co, warn_of_absent
+from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
+from edcache.dataset.root import Reading, set_transform
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.state import view_text
@@ -34,9 +35,10 @@ from edcache.labels import (
     single_values,
     sorted_rows,
 )
-from edcache.reader import FieldPath, OnProgress, Projection, Reader, Session, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, Session, batch_for
 
 if TYPE_CHECKING:
+    import typing_extensions
     from torch import Tensor
 
     from edcache.display import Viewer
@@ -51,6 +53,8 @@ class Samples(Readable[T_co]):
     LabelError. A missing value counts as a value of its own.
     """
 
+    _of: Samples[Any] | None = None  # the dataset of a view
+
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
     @overload
@@ -63,15 +67,17 @@ class Samples(Readable[T_co]):
             CorruptRecordError, MissingSampleError: the sample is damaged, or has no record.
         The caller owns the memory of the sample.
         """
-        if type(index) is int and 0 <= index < len(self):
-            return self._read(index)
+        reading = self._reading
+        if type(index) is int and 0 <= index < len(reading):
+            return reading.one(index)
         if isinstance(index, slice):
             return self._cut(range(len(self))[index])
         if is_array(index):
             # A copy: the user may change the array later.
             return self._picked(np.array(checked_indices(index, len(self))))
         position = self._position(index)
-        return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
+        drawn = Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position
+        return reading.one(drawn)
 
     def by_key(self, key: str | bytes | int | tuple[Any, ...]) -> T_co:
         """Read the sample with a key; of several the first.
@@ -111,7 +117,8 @@ class Samples(Readable[T_co]):
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
-        return batch_for(sys._getframe(1), self._records_of(indices, is_loader=True), self._batch_transform)
+        records = self._reading.asked(indices, is_loader=True)
+        return batch_for(sys._getframe(1), records, self._reading.root.batch_transform)
 
     def _position(self, index: Any) -> int:
         """Convert a user's index to a position in [0, len(self))."""
@@ -207,9 +214,9 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        rows = labels.matching_rows(self.labels, conditions, where)
+        rows = labels.matching_rows(self._reading.labels, conditions, where)
         columns = [where, *conditions] if isinstance(where, str) else conditions
-        self._root._warn_of_absent(self, "filter()", " ".join(columns), rows)
+        warn_of_absent(self._reading, "filter()", " ".join(columns), rows)
         # A copy: the user may change an index array later.
         return self._picked(rows if where is None else rows.copy())
 
@@ -230,10 +237,7 @@ class Samples(Readable[T_co]):
                 as the class does not become larger than the largest.
             seed: see strategy.
         """
-        positions = oversampled(self._classes(name, "oversample"), strategy, seed)
-        view = self._picked(positions)
-        view._repeats = True
-        return view
+        return self._picked(oversampled(self._classes(name, "oversample"), strategy, seed), repeats=True)
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         return classes_of(single_values(self.labels, name, asked_by))
@@ -256,10 +260,10 @@ class Samples(Readable[T_co]):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
         try:
-            selection = repeated(self._whole_selection(), _count("repeat", n))
+            selection = repeated(self._reading.whole, _count("repeat", n))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
-        return self._view(selection=selection, repeats=self._repeats or n > 1)
+        return self._view(selection=selection, repeats=self._reading.repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
         """Shuffle all samples. The order is the same for the same seed and length.
@@ -267,7 +271,7 @@ class Samples(Readable[T_co]):
         It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
         DataLoader or of `loader`.
         """
-        return self._view(selection=shuffled(self._whole_selection(), checked_seed(seed)))
+        return self._view(selection=shuffled(self._reading.whole, checked_seed(seed)))
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -293,11 +297,11 @@ class Samples(Readable[T_co]):
         """
         weights = split.weights_of(parts, len(self))
         if seed is None and stratify is None and group is None:
-            runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
+            runs = _runs(self._reading.whole, np.cumsum([0, *split.sizes_of(len(self), weights)]))
         else:
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
-            runs = _runs(Selection(self._root_indices(order)), ends)
+            runs = _runs(Selection(self._reading.indices_at(order)), ends)
         return tuple(self._view(selection=run) for run in runs)
 
     def kfold(
@@ -316,7 +320,7 @@ class Samples(Readable[T_co]):
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         split.check_folds(n, len(self), group, groups)
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
-        twice = Selection(self._root_indices(np.concatenate([order, order])))
+        twice = Selection(self._reading.indices_at(np.concatenate([order, order])))
         return [
             (
                 self._view(selection=twice.cut(range(end, start + len(order)))),
@@ -346,12 +350,10 @@ class Samples(Readable[T_co]):
 
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
-        chosen = Projection(fields, as_tuple)
-        if self._added is not None:
-            return self._view(added=extended(self._added, chosen.of_sample))
-        if self._fields is not None:
-            return self._view(fields=self._fields.narrowed(fields, as_tuple))
-        return self._view(fields=chosen)
+        chosen, own, then = Projection(fields, as_tuple), self._reading.fields, self._reading.transform
+        if then is not None:
+            return self._view(transform=extended(then, chosen.of_sample))
+        return self._view(fields=chosen if own is None else own.narrowed(fields, as_tuple))
 
     def with_transform(
         self,
@@ -379,7 +381,7 @@ class Samples(Readable[T_co]):
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        return self._view(added=extended(self._added, fn, field, seed))
+        return self._view(transform=extended(self._reading.transform, fn, field, seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the seeded transforms of a dataset, and of all its views.
@@ -392,11 +394,11 @@ class Samples(Readable[T_co]):
         was set last, or 0.
         """
         base.check_count("epoch", epoch, 0)
-        root = self._root
-        if root._epoch is None:
+        root = self._reading.root
+        if root.epoch is None:
             # Before any worker begins, since without one a DataLoader does not read.
-            root._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        root._epoch.fill_(int(epoch))
+            root.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        root.epoch.fill_(int(epoch))
 
     # ------------------------------------------------------------------------------------- copies
 
@@ -451,8 +453,10 @@ class Samples(Readable[T_co]):
         # By other readers, which do not stop at damage.
         opened: list[Session] = []
         try:
-            samples = self._reread(lambda reader: tolerant(reader, opened)) if skip_damaged else self
-            return save(samples, path, max_size, skip_damaged, force, on_progress)
+            reading = self._reading
+            if skip_damaged:
+                reading = reading.reread(lambda reader: tolerant(reader, opened))
+            return save(reading, path, max_size, skip_damaged, force, on_progress)
         finally:
             for session in opened:
                 session.file.close()
@@ -478,32 +482,25 @@ class Samples(Readable[T_co]):
         """
         from edcache import display
 
-        name = os.path.basename(getattr(self._root, "path", repr(self._root)))
+        root = self._reading.root
+        name = os.path.basename(getattr(root, "path", repr(root)))
         one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- views
 
     def _view(self, **changes: Any) -> View[Any]:
-        """Make a view like this with another selection, other fields, transforms or repeats."""
-        state: dict[str, Any] = {"selection": self._selection, "fields": self._fields, "added": self._added}
-        return View(self._root, **state | {"repeats": self._repeats} | changes)
+        """Make a view that reads like this, but for another selection, other fields, a transform or repeats."""
+        return View(self if self._of is None else self._of, self._reading.but(**changes))
 
     def _cut(self, part: range) -> View[T_co]:
         """Make a view of the samples at the positions of a range, without an array."""
-        return self._view(selection=self._whole_selection().cut(part))
+        own = self._reading.selection
+        return self._view(selection=Selection(part or range(0)) if own is None else own.cut(part))
 
-    def _picked(self, positions: Ints) -> View[T_co]:
+    def _picked(self, positions: Ints, **changes: Any) -> View[T_co]:
         """Make a view of the samples at positions in [0, len(self)), which keeps the array."""
-        return self._view(selection=Selection(self._root_indices(positions)))
-
-    def _reread(self, change: Callable[[Reader], Reader]) -> Samples[Any]:
-        """Copy this dataset with other readers; not if a transform would get other samples."""
-        whole: Any = self._root
-        other = whole if self._transform is not None else whole._with_readers(change)
-        if self is whole:
-            return other  # type: ignore[no-any-return]
-        return View(other, self._selection, self._fields, self._added, self._repeats)
+        return self._view(selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
 class View(Samples[T_co]):
@@ -513,41 +510,86 @@ class View(Samples[T_co]):
     its index array and its dataset, which take less than 2 kB besides.
     """
 
-    def __init__(
-        self,
-        root: Root,
-        selection: Selection | None,
-        fields: Projection | None,
-        added: Transform,
-        repeats: bool = False,
-    ) -> None:
-        self._whole, self._selection, self._fields, self._added = root, selection, fields, added
-        self._repeats = repeats
-
-    def __repr__(self) -> str:
-        whole = getattr(self._root, "path", self._root)
-        try:
-            return f"View({whole!r}, {len(self):,} samples)"
-        except base.EdcacheError:
-            is_closed = any(reader.closed for reader in self._readers)
-            return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
+    def __init__(self, of: Samples[Any], reading: Reading) -> None:
+        self._of, self._reading = of, reading
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
-        chosen = self._selection
+        reading = self._reading
+        chosen = reading.selection
         # A range or an array has a value for each sample, by which a longer one is known to continue it.
-        view = chosen.numbers if type(chosen) is Selection else view_text([self._whole_selection()])
-        return {"of": self._whole, "view": view, **settings_of(self), "columns": ["of", "view"]}
+        view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
+        return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
 
     @property
-    def _root(self) -> Root:
-        return self._whole
+    def transform(self) -> Transform:
+        """Function that is called for every sample at every read, or None. It may be set at any time.
+
+        The transform of a view runs after its cache's, as with `with_transform`; views that were made from it before do
+        not change. Running workers of a DataLoader keep the transform that they started with.
+        """
+        return self._reading.transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        set_transform(self._reading, function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """Function that is called for every collated batch, or None; a view has its dataset's."""
+        return self._reading.root.batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        raise OptionError(
+            f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
+        )
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Raise OptionError: labels belong to the complete dataset."""
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
+
+
+class Whole(Samples[T_co]):
+    """Dataset that is no view: of an archive, or of several datasets."""
+
+    @property
+    def transform(self) -> Transform:
+        """Function that is called for every sample at every read, or None. It may be set at any time.
+
+        Views use it too, before their own. Running workers of a DataLoader keep the transform that they started with.
+        """
+        return self._reading.root.transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        set_transform(self._reading.root, function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """Function that is called for every collated batch, also of views; or None. It may be set at any time."""
+        return self._reading.root.batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        self._reading.root.batch_transform = checked_function("batch_transform", function)
+
+    @property
+    def complete(self) -> bool:
+        """True if every archive is sealed, and each sample has a record or is recorded as absent for good."""
+        return all(reader.complete for reader in self._reading.root.readers)
+
+    def close(self) -> None:
+        """Publish pending samples of lazy caches, and close the archives; idempotent."""
+        self._reading.root.close()
+
+    def __enter__(self) -> typing_extensions.Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

@@ -22,6 +22,8 @@ Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 _RUN_BITS: Final = 8
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _SMALL_NBYTES: Final = 1 << 18
+# Runs, and samples of each, that are probed to see if records are in order.
+_PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 
 
 class RecordIndex:
@@ -132,6 +134,16 @@ class RecordIndex:
             found: Ints = self._words[indices, 0]
             return found
         return self.rows(indices)["offset"].astype(np.int64)
+
+    def chunk_size(self, chunks: int) -> int | None:
+        """Return the average number of samples in a chunk; None if records are not in the order of their indices."""
+        if not chunks or not self.is_dense:
+            return None
+        size = -(-self.length // chunks)
+        runs = np.arange(0, self.length, size * -(-chunks // _PROBED_RUNS))[:, None]
+        probed = np.minimum(runs + np.arange(0, size, -(-size // _PROBED_SAMPLES)), self.length - 1)
+        offsets = self.offsets(probed.reshape(-1)).reshape(probed.shape)
+        return size if np.all(np.diff(offsets) >= 0) else None
 
     def sizes(self, indices: Ints) -> Ints:
         """Return the stored bytes of each record: int64 [n]."""

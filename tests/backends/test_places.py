@@ -33,6 +33,7 @@ from edcache.backends.remote import requests
 from edcache.backends.remote.object import GAP_NBYTES, RemoteObject, runs_of
 from edcache.base import PerProcess
 from edcache.cli import main
+from edcache.dataset.indexing import batch_of
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -166,7 +167,7 @@ def test_every_way_to_read_many_samples_is_one_fetch(served):
         lambda: list(ds.__getitems__(indices)),
         lambda: list(ds.select("image").__getitems__(indices)),
         lambda: list(ds.with_transform(lambda s: s).__getitems__(indices)),
-        lambda: edcache.collate()([ds._batch(indices)]),
+        lambda: edcache.collate()([batch_of(ds, indices)]),
         lambda: next(iter(DataLoader(ds, len(indices), sampler=indices))),
         lambda: next(iter(ds.loader(len(indices), sampler=indices))),
     ):

@@ -31,6 +31,7 @@ from edcache import CachedDataset, Decoding, ImageFile
 from edcache.codec import images
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
+from edcache.dataset.indexing import batch_of
 from edcache.errors import ImageError, MissingDependencyError, OptionError
 
 Image = Library("PIL.Image")
@@ -395,7 +396,7 @@ def test_every_way_of_reading_names_the_sample_that_does_not_decode(path):
         "items": lambda: ds.__getitems__([4, 5])[1],
         "loader": lambda: list(ds.loader(4)),
         "DataLoader": lambda: list(DataLoader(ds, 4)),
-        "collate": lambda: edcache.collate(as_list=["image"])([ds._batch([4, 5])]),
+        "collate": lambda: edcache.collate(as_list=["image"])([batch_of(ds, [4, 5])]),
     }
     for way, read in ways.items():
         with pytest.raises(ImageError) as caught:
@@ -436,9 +437,9 @@ def test_pictures_of_several_sizes_are_refused_by_default_collate_and_taken_by_o
     ds = opened(path)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         ds.batch(range(4))
-    collated = edcache.collate(as_list=["image"])([ds._batch([0, 3])])["image"]
+    collated = edcache.collate(as_list=["image"])([batch_of(ds, [0, 3])])["image"]
     assert [tuple(t.shape) for t in collated] == [(3, 10, 20), (3, 10, 23)]
-    padded = edcache.collate(pad={"image": 0})([ds._batch([0, 3])])["image"]
+    padded = edcache.collate(pad={"image": 0})([batch_of(ds, [0, 3])])["image"]
     assert padded.values.shape == (2, 3, 10, 23)
 
 

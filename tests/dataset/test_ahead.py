@@ -21,7 +21,7 @@ from range_server import serving
 from systems import ended, in_child
 from torch.utils.data import BatchSampler, DataLoader
 
-from edcache import CachedDataset, samplers
+from edcache import CachedDataset, samplers, variants, zip_fields
 from edcache.dataset import ahead
 from edcache.format import PAGE, TAIL_NBYTES
 
@@ -86,6 +86,29 @@ def test_an_order_is_fetched_ahead_of_who_reads_it(far, tmp_path, way):
         # Every process opens it.
         assert served.sent <= 1.03 * nbytes + 3 * (PAGE + TAIL_NBYTES)
         assert not is_ahead()
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["loader", "sampler"])
+def test_of_several_datasets_an_epoch_is_fetched_ahead_that_reads_a_far_one(far, tmp_path, tells):
+    nbytes, near = far.stat().st_size, CachedDataset.from_cache(far)
+
+    def read(ds: Any, epoch: int) -> int:
+        order = samplers.Shuffle(ds)
+        order.set_epoch(epoch)
+        batches = iter(ds.loader(8, sampler=order, prefetch=1) if tells else DataLoader(ds, 8, sampler=order))
+        next(batches)
+        if epoch:
+            assert becomes(lambda: served.sent > 0.9 * nbytes), "nobody reads"
+        return 8 + sum(len(batch["x"]) for batch in batches)
+
+    with serving(far.read_bytes()) as served:
+        both = variants([near, opened(served.url, tmp_path)])
+        assert read(both, 0) == COUNT
+        assert served.sent < nbytes / 10
+        assert read(both, 1) == COUNT
+    with serving(far.read_bytes()) as served:
+        sides = zip_fields(near.select("n"), opened(served.url, tmp_path / "other").select("x"))
+        assert read(sides[::-1], 1) == COUNT
 
 
 @pytest.mark.parametrize("way", ["loader", "sampler"])

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CorruptRecordError, LabelError, OptionError, SampleIndexError
 from edcache.reader import Group, Session
 
@@ -140,7 +141,7 @@ def test_a_batch_over_several_archives_is_gathered_in_bulk(two, fields, as_tuple
         samples = [tuple(s[f] for f in fields) if as_tuple else {f: s[f] for f in fields} for s in samples]
     places = [0, 5, 5, -1, 20, 3]
     assert same(view.batch(places), default_collate([samples[k] for k in places]))
-    assert same(default_collate([view._batch(places)]), default_collate([samples[k] for k in places]))
+    assert same(default_collate([batch_of(view, places)]), default_collate([samples[k] for k in places]))
 
 
 def test_a_batch_of_one_archive_of_several_is_gathered_in_bulk(two, in_bulk):
@@ -207,15 +208,22 @@ def test_a_damaged_record_is_named_whichever_archive_it_is_in(two):
 
 def test_what_is_appended_afterwards_is_not_part_of_it(tmp_path):
     path = tmp_path / "a.zip"
-    writer = CacheWriter(path, in_memory_keys=["y"], chunk_size=1)
+    writer = CacheWriter(path, in_memory_keys={"y": "y", "key": "y"}, chunk_size=1)
     writer.extend({"y": k} for k in range(3))
     ds = CachedDataset.from_cache(path)
-    both = edcache.concat([ds, ds])
+    both, sides = edcache.concat([ds, ds]), edcache.variants([ds, ds])
     writer.extend({"y": k} for k in range(3, 5))
+    writer.write(6, {"y": 6})  # and none is 5
     writer.close()
     assert ds.refresh()
-    assert (len(ds), len(both)) == (5, 6)
+    assert (len(ds), len(both), len(sides)) == (7, 6, 3)
     assert [s["y"] for s in both] == both.labels["y"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert [s["y"] for s in sides] == sides.labels["y"].tolist() == [0, 1, 2]
+    for joined in (both, sides):
+        assert (len(ds.missing), len(joined.missing), joined.errors) == (1, 0, [])
+        assert joined.by_key(2)["y"] == 2
+        assert 3 in ds.keys
+        assert 3 not in joined.keys
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -695,6 +695,26 @@ def test_samples_without_records_of_their_own_have_no_keys_unless_they_are_named
     ds = edcache.map(fn, zipped, tmp_path / "n.zip", key="k", batch_size=2, progress=False)
     assert int(ds.by_key("n3")["y"]) == 6
 
+    # A record that moves to the part with the function is another sample.
+    def negated(sample):
+        return {"x": -sample["x"]}
+
+    other = parts[0].select("x").with_transform(negated)
+    for mixed, found in (
+        (edcache.concat([parts[0].select("x")[:3], other[3:]]), [1, 2, 3, -2, -3]),
+        (edcache.concat([parts[0].select("x")[:2], other[2:]]), [1, 2, -1, -2, -3]),
+    ):
+        path = tmp_path / f"{len(found)}{found[2]}.zip"
+        ds = edcache.map(lambda sample: sample["x"] + 1, mixed, path, progress=False)
+        assert ([*ds], "key" in ds.labels) == (found, False)
+    ds = edcache.map(
+        lambda sample: sample["x"] + 1,
+        edcache.concat([other[:2], other[2:]]),
+        tmp_path / "alike.zip",
+        progress=False,
+    )
+    assert [*ds.keys] == [f"n{i}" for i in range(5)]
+
     lazy = CachedDataset(parts[0], tmp_path / "l.zip", lazy=True, progress=False)
     ds = edcache.map(lambda sample: sample["x"] + 1, lazy, tmp_path / "o.zip", progress=False)
     assert [*ds] == [1, 2, 3, 4, 5]

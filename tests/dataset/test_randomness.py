@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
 from edcache import CachedDataset, CacheWriter, concat, zip_fields
+from edcache.dataset.indexing import batch_of
 from edcache.errors import OptionError
 from edcache.reader import Group, Made
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
@@ -213,7 +214,7 @@ def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
         persistent_workers=True,
     )
     for epoch in (3, 4, 0):
-        view._root.set_epoch(epoch)
+        view._of.set_epoch(epoch)
         assert noises(loader) == epoch_of(epoch)
 
 
@@ -222,7 +223,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(view, 4, shuffle=True)))
     with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
-        next(iter(DataLoader(view, 4, sampler=Shuffle(view._root))))
+        next(iter(DataLoader(view, 4, sampler=Shuffle(view._of))))
     around = ConcatDataset([view])  # reads one by one
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(around, 4, num_workers=1)))
@@ -236,7 +237,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
 def test_a_position_that_is_drawn_keeps_its_epoch_when_it_is_pickled(view):
     draws = pickle.loads(pickle.dumps(list(Shuffle(view))))
     assert {view[draw]["x"]: view[draw]["noise"] for draw in draws} == epoch_of(0)
-    assert {type(position) for position in Shuffle(view._root)} == {int}
+    assert {type(position) for position in Shuffle(view._of)} == {int}
 
 
 # --- which sample it is ---------------------------------------------------------------------------------
@@ -363,5 +364,5 @@ def test_a_parameter_rng_that_has_a_default_needs_no_seed(ds):
 
 
 def test_without_a_seed_batches_are_gathered_as_before(ds, view):
-    assert isinstance(ds._batch([0])._records, Group)
-    assert isinstance(view._batch([0])._records, Made)
+    assert isinstance(batch_of(ds, [0])._records, Group)
+    assert isinstance(batch_of(view, [0])._records, Made)

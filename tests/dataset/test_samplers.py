@@ -7,6 +7,7 @@ import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import archives
 import numpy as np
@@ -22,30 +23,36 @@ from written import written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.dataset.indexing import Root
-from edcache.dataset.selection import Selection
+from edcache.dataset.indexing import Readable, reading_of
+from edcache.dataset.root import Reading, Root
+from edcache.dataset.samplers import chunk_size, chunks_of
 from edcache.errors import OptionError, UnknownLabelError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 203
 
 
-class Labelled(Root):
+class Chunked(Root):
+    """Archive of samples in order, in chunks of one size."""
+
+    def __init__(self, length, chunk):
+        self._length = length
+        index = SimpleNamespace(chunk_size=lambda chunks: chunk)
+        session = SimpleNamespace(index=index, chunks=0, head=SimpleNamespace(uuid=b""))
+        self.archives = [SimpleNamespace(session=session, local=None)]
+
+    @property
+    def readers(self):
+        return self.archives
+
+
+class Labelled(Readable):
     """What a sampler needs of a dataset, and of an archive: samples in order, in chunks of 10."""
 
-    labels, _readers = None, ()
+    labels = None
 
     def __init__(self, length, chunk=10, **labels):
-        self.length, self.chunk, self.labels = length, chunk, labels
-
-    def __len__(self):
-        return self.length
-
-    def _selections(self):
-        return [Selection(range(self.length))]
-
-    def _sorted_by_chunk(self):
-        return Selection(range(self.length)), self.chunk
+        self.labels, self._reading = labels, Reading(Chunked(length, chunk))
 
 
 def some(length):
@@ -547,13 +554,13 @@ def test_samples_of_one_chunk_lie_together_in_the_file(tmp_path, tally):
         path = tmp_path / f"{number}.zip"
         model = archives.make(path, rng)
         ds = CachedDataset.from_cache(path, allow_partial=True)
-        numbers = ds._chunk_of(np.arange(model.length))
+        numbers = chunks_of(reading_of(ds), np.arange(model.length))
         held = sorted(model.versions, key=lambda k: model.versions[k][-1].record)
         assert np.all(np.diff(numbers[held]) >= 0)
         assert (numbers < 0).sum() == model.length - len(held)
         assert numbers.max(initial=0) < max(1, ds._reader.session.chunks)
-        assert ds._chunk_of(np.arange(model.length)[::-3]).tolist() == numbers[::-3].tolist()
-        assert ds._chunk_of(np.arange(0)).tolist() == []
+        assert chunks_of(reading_of(ds), np.arange(model.length)[::-3]).tolist() == numbers[::-3].tolist()
+        assert chunks_of(reading_of(ds), np.arange(0)).tolist() == []
         tally("archives whose chunks were named")
 
 
@@ -574,7 +581,7 @@ def test_chunk_shuffle_draws_what_the_written_function_gives(count, size, buffer
 
 
 def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
-    assert ds._chunk_size() == 16
+    assert size_of_chunks(ds) == 16
     some = ds[np.array([5, 5, 90, 91, 17, 180])]
     for dataset, each in (ds, 16), (ds[::-1], 16), (ds[::3], 6), (ds[7:150], 16), (some, 2):
         by_chunk = (
@@ -603,6 +610,10 @@ def test_an_epoch_of_chunk_shuffle_over_a_billion_samples_begins_at_once():
     assert time.process_time() - began < 5
 
 
+def size_of_chunks(ds):
+    return chunk_size(reading_of(ds).root)
+
+
 def written_as(write, count, tmp_path, **options):
     with CacheWriter(tmp_path / f"{len(list(tmp_path.iterdir()))}.zip", **options) as w:
         for k in write:
@@ -614,21 +625,21 @@ def written_as(write, count, tmp_path, **options):
 
 def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp_path):
     in_order = written_as(range(100), 100, tmp_path, chunk_size=16)
-    assert in_order._chunk_size() == 15
+    assert size_of_chunks(in_order) == 15
     mixed = np.random.default_rng(0).permutation(1000).tolist()
     claims = [block + worker + 4 * k for block in range(0, 60, 12) for worker in range(4) for k in range(3)]
     by_four_workers = [16 * claim + k for claim in claims for k in range(16)]
     for places, size in ((mixed, 50), (by_four_workers, 48)):
         ds = written_as(places, len(places), tmp_path, chunk_size=size)
-        assert ds._chunk_size() is None
+        assert size_of_chunks(ds) is None
         drawn = list(ChunkShuffle(ds, 1, lanes=1))
         assert sorted(drawn) == list(range(len(places)))
         # Of each chunk one after the other, but where one or two windows have the end of one and the next.
-        numbers = ds._chunk_of(np.array(drawn))
+        numbers = chunks_of(reading_of(ds), np.array(drawn))
         changes = np.flatnonzero(np.diff(numbers))
         assert len(np.unique(changes // size)) <= 2 * len(set(numbers.tolist()))
         assert [np.ptp(np.flatnonzero(numbers == k)) < 3 * size for k in set(numbers.tolist())]
-    assert written_as([0, 2, 3], 4, tmp_path)._chunk_size() is None
+    assert size_of_chunks(written_as([0, 2, 3], 4, tmp_path)) is None
 
 
 def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, tally):
@@ -648,8 +659,8 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
         assert sorted(drawn) == list(range(len(whole)))
         assert sampler._positions.numbers == range(len(whole)), "each position was listed"
         touched = sum(len(set((part.indices // 7).tolist())) for part in parts)
-        assert ds._chunk_size() <= 7
-        assert len(ds) / ds._chunk_size() <= touched + len(parts)
+        assert size_of_chunks(ds) <= 7
+        assert len(ds) / size_of_chunks(ds) <= touched + len(parts)
         tally("views of concatenations with runs")
 
 

@@ -15,6 +15,7 @@ from systems import WAYS, reading_by
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CodecError, CorruptRecordError, MissingSampleError, OptionError
 
 COUNT = 8
@@ -119,7 +120,7 @@ def test_selected_fields_are_those_of_the_samples(tmp_path, data, make, indices,
         expected, error = outcome(lambda view=view: default_collate([view[i] for i in indices]))
         for collated in (
             lambda view=view: view.batch(indices),
-            lambda view=view: default_collate([view._batch(indices)]),
+            lambda view=view: default_collate([batch_of(view, indices)]),
         ):
             batch, batch_error = outcome(collated)
             assert batch_error == error

@@ -13,6 +13,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset, cachable
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CorruptRecordError, OptionError
 
 COUNT = 24
@@ -100,12 +101,12 @@ def test_every_way_to_a_batch_transforms_each_sample_once(live):
     collate = edcache.collate(as_list=["image"])
     for make, result in (
         (lambda: ds.batch(indices), default_collate(wanted)),
-        (lambda: default_collate([ds._batch(indices)]), default_collate(wanted)),
+        (lambda: default_collate([batch_of(ds, indices)]), default_collate(wanted)),
         (lambda: default_collate(list(ds.__getitems__(indices))), default_collate(wanted)),
         (lambda: next(iter(DataLoader(ds, 4, sampler=indices))), default_collate(wanted)),
         (lambda: next(iter(DataLoader(ds, 4, sampler=indices, collate_fn=as_it_is))), wanted),
         (lambda: next(iter(ds.loader(4, sampler=indices))), default_collate(wanted)),
-        (lambda: collate([ds._batch(indices)]), collate(wanted)),
+        (lambda: collate([batch_of(ds, indices)]), collate(wanted)),
         (lambda: next(iter(DataLoader(ds, 4, sampler=indices, collate_fn=collate))), collate(wanted)),
     ):
         assert same(make(), result)
@@ -224,14 +225,14 @@ def test_every_collated_batch_is_transformed_once(finished):
     padded = ragged([sample(k) for k in (5, 3, COUNT - 1)])
     for make, result in (
         (lambda: view.batch(indices), wanted),
-        (lambda: default_collate([view._batch(indices)]), wanted),
+        (lambda: default_collate([batch_of(view, indices)]), wanted),
         (lambda: next(iter(DataLoader(view, 3, sampler=indices))), wanted),
         (lambda: next(iter(DataLoader(Subset(view, indices), 3))), wanted),
         (lambda: next(iter(view.loader(3, sampler=indices))), wanted),
         (lambda: view[3:].batch([2, 0, -1]), wanted),
-        (lambda: ragged([ds._batch(indices)]), padded),
+        (lambda: ragged([batch_of(ds, indices)]), padded),
         (lambda: next(iter(DataLoader(ds, 3, sampler=indices, collate_fn=ragged))), padded),
-        (lambda: edcache.collate(as_list=["label"])([view._batch([4])]), None),
+        (lambda: edcache.collate(as_list=["label"])([batch_of(view, [4])]), None),
     ):
         found = make()
         assert type(found) is tuple
@@ -247,10 +248,10 @@ def test_a_batch_that_is_collated_from_samples_is_transformed_once_too(path):
     ragged = edcache.collate(as_list=["image"])
     for make in (
         lambda: ds.batch([3, 4]),
-        lambda: default_collate([ds._batch([3, 4])]),
+        lambda: default_collate([batch_of(ds, [3, 4])]),
         lambda: next(iter(DataLoader(ds, 2, sampler=[3, 4]))),
         lambda: next(iter(ds.loader(2, sampler=[3, 4]))),
-        lambda: ragged([ds._batch([3, 4])]),
+        lambda: ragged([batch_of(ds, [3, 4])]),
     ):
         name, batch = make()
         assert name == "finished"
@@ -306,11 +307,11 @@ def test_what_it_raises_for_a_batch_is_raised_as_it_is(path):
     ds = CachedDataset.from_cache(path, batch_transform=refuse).select("label")
     for read in (
         lambda: ds.batch([1]),
-        lambda: default_collate([ds._batch([1])]),
+        lambda: default_collate([batch_of(ds, [1])]),
         lambda: list(DataLoader(ds, 2)),
         lambda: list(DataLoader(ds, 2, num_workers=1)),
         lambda: list(ds.loader(2)),
-        lambda: edcache.collate()([ds._batch([1])]),
+        lambda: edcache.collate()([batch_of(ds, [1])]),
     ):
         with pytest.raises(Odd, match="batch"):
             read()

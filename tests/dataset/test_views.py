@@ -41,7 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
 def unread(whole: CachedDataset, monkeypatch: pytest.MonkeyPatch) -> Iterator[CachedDataset]:
     """The same, where reading any sample fails."""
 
-    def read(self: Session, index: int, copy: bool) -> Any:
+    def read(self: Session, index: int, *_: Any) -> Any:
         raise AssertionError(f"sample {index} was read")
 
     monkeypatch.setattr(Session, "read", read)

@@ -22,6 +22,7 @@ from torch.utils.data import default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import batch_of
 from edcache.errors import MissingSampleError
 
 LENGTH = 23
@@ -360,7 +361,7 @@ def check(chain, places):
         return
     assert same(list(view.__getitems__(places)), wanted)
     expected, error = outcome(lambda: default_collate(wanted))
-    for collated in (lambda: view.batch(places), lambda: default_collate([view._batch(places)])):
+    for collated in (lambda: view.batch(places), lambda: default_collate([batch_of(view, places)])):
         batch, batch_error = outcome(collated)
         assert (batch_error is None) == (error is None), batch_error
         assert same(batch, expected)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, default_collate
 from written import write
 
 from edcache import CachedDataset
+from edcache.dataset.indexing import batch_of
 from edcache.errors import OptionError
 
 COUNT = 12
@@ -86,7 +87,7 @@ def test_with_transforms_batches_are_collated_from_the_samples(ds):
     view = ds.with_transform(numbered)[[3, 5, 4]]
     wanted = default_collate([numbered(sample(k)) for k in (3, 5, 4)])
     assert same(view.batch([0, 1, 2]), wanted)
-    assert same(default_collate([view._batch([0, 1, 2])]), wanted)
+    assert same(default_collate([batch_of(view, [0, 1, 2])]), wanted)
     assert same(next(iter(view.loader(3))), wanted)
     assert same(next(iter(DataLoader(view, 3))), wanted)
 

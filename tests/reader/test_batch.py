@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from written import written
 
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
 from edcache.reader import Group
 
@@ -46,7 +47,7 @@ def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, ind
     assert same(listed, [ds[i] for i in indices])
     assert same(listed, [make(range(8)[i]) for i in indices])
     expected, error = outcome(lambda: default_collate(listed))
-    for collated in (lambda: ds.batch(indices), lambda: default_collate([ds._batch(indices)])):
+    for collated in (lambda: ds.batch(indices), lambda: default_collate([batch_of(ds, indices)])):
         found, found_error = outcome(collated)
         assert found_error == error
         assert same(found, expected)
@@ -282,7 +283,7 @@ def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch,
     expected = default_collate([ds[0], ds[1]])
     assert not same(expected, before)
     assert same(ds.batch([0, 1]), expected)
-    assert same(default_collate([ds._batch([0, 1])]), expected)
+    assert same(default_collate([batch_of(ds, [0, 1])]), expected)
 
 
 class TensorOfALibrary(torch.Tensor):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import edcache
 from edcache import CachedDataset
+from edcache.dataset.indexing import batch_of
 from edcache.errors import CorruptRecordError, MissingSampleError, OptionError
 from edcache.reader.ragged import Jagged, Padded
 
@@ -164,7 +165,7 @@ def test_the_bulk_path_equals_the_collation_of_samples_and_the_docstring(tmp_pat
     collate = edcache.collate(**asked)
     expected, error = outcome(lambda: collate([ds[i] for i in indices]))
     loader = DataLoader(ds, len(indices), sampler=indices, collate_fn=collate)
-    for collated in (lambda: collate([ds._batch(indices)]), lambda: next(iter(loader))):
+    for collated in (lambda: collate([batch_of(ds, indices)]), lambda: next(iter(loader))):
         found, found_error = outcome(collated)
         assert (found_error is None) == (error is None)
         assert same(found, expected)
@@ -204,7 +205,7 @@ def test_lists_of_numbers_are_collated_as_tensors_of_them(tmp_path, make, sizes,
         expected = [row[:max_length] for row in chosen]
     else:
         expected = chosen
-    for batch in ([ds._batch(indices)], ds.__getitems__(indices)):
+    for batch in ([batch_of(ds, indices)], ds.__getitems__(indices)):
         assert matches(edcache.collate(**asked)(batch)["x"], expected)
 
 
@@ -217,7 +218,7 @@ def test_a_sparse_archive_collates_what_it_has(tmp_path, data, make):
     ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], present)
     collate = edcache.collate(**asked)
     expected = outcome(lambda: collate([ds[i] for i in indices]))
-    found = outcome(lambda: collate([ds._batch([i - len(ds) for i in indices])]))
+    found = outcome(lambda: collate([batch_of(ds, [i - len(ds) for i in indices])]))
     assert (found[1] is None) == (expected[1] is None)
     assert same(found[0], expected[0])
     if at_most_one_is_wrong(ways, [ds[i] for i in indices]):
@@ -244,7 +245,7 @@ ALL_WAYS = {"pad": {"ids": -1, "target.mask": 7}, "jagged": ["boxes"], "as_list"
 
 
 def test_every_way_gives_what_it_says(ds):
-    batch = edcache.collate(**ALL_WAYS)([ds._batch([7, 4, 11])])
+    batch = edcache.collate(**ALL_WAYS)([batch_of(ds, [7, 4, 11])])
     raw = [sample(k) for k in (7, 4, 11)]
     assert list(batch) == list(raw[0])
     assert type(batch["ids"]) is Padded
@@ -263,7 +264,7 @@ def test_every_way_gives_what_it_says(ds):
 
 @pytest.mark.skipif(not hasattr(torch.nested, "nested_tensor_from_jagged"), reason="not in torch 2.2")
 def test_jagged_is_what_a_nested_tensor_takes(ds):
-    batch = edcache.collate(jagged=["boxes"], as_list=["ids", "target.mask"])([ds._batch([5, 3, 7])])
+    batch = edcache.collate(jagged=["boxes"], as_list=["ids", "target.mask"])([batch_of(ds, [5, 3, 7])])
     nested = torch.nested.nested_tensor_from_jagged(*batch["boxes"])
     assert [piece.tolist() for piece in nested.unbind()] == [sample(k)["boxes"].tolist() for k in (5, 3, 7)]
 
@@ -273,7 +274,7 @@ def test_it_pads_on_the_left(ds, is_lazy):
     collate = edcache.collate(
         pad={"ids": -1, "target.mask": 9}, as_list=["boxes"], multiple_of=3, side="left", max_length=3
     )
-    found = collate([ds._batch([4, 1, 2])] if is_lazy else [ds[4], ds[1], ds[2]])
+    found = collate([batch_of(ds, [4, 1, 2])] if is_lazy else [ds[4], ds[1], ds[2]])
     assert found["ids"].values.tolist() == [[4, 5, 6], [-1, -1, 1], [-1, 2, 3]]
     assert found["ids"].lengths.tolist() == [3, 1, 2]
     mask = found["target"]["mask"]
@@ -284,7 +285,7 @@ def test_it_pads_on_the_left(ds, is_lazy):
 @pytest.mark.parametrize("numbers", [[1, None], [1, "a"], [[1], [1, 2]], [2**70], [1j]], ids=repr)
 def test_a_list_that_no_tensor_holds_is_not_padded(tmp_path, numbers):
     ds = write(tmp_path / "a.zip", [{"x": numbers}])
-    for batch in ([ds._batch([0])], [ds[0]]):
+    for batch in ([batch_of(ds, [0])], [ds[0]]):
         with pytest.raises(OptionError) as caught:
             edcache.collate(pad={"x": 0})(batch)
         assert str(caught.value) == f"{NOT_PADDED} list; use as_list"
@@ -294,7 +295,7 @@ def test_extreme_numbers_of_lists_are_kept_exactly(tmp_path):
     rows = [[-(2**63), 2**63 - 1], [2**53 + 1], [0.1, -0.0, float("inf"), 5e-324], [2.0**53, 1]]
     ds = write(tmp_path / "a.zip", [{"x": row * times} for times in (1, 8) for row in rows])
     for k, row in enumerate(rows * 2):
-        found = edcache.collate(pad={"x": 0})([ds._batch([k])])["x"].values[0].tolist()
+        found = edcache.collate(pad={"x": 0})([batch_of(ds, [k])])["x"].values[0].tolist()
         assert same(found, [type(found[0])(n) for n in row * (1 if k < 4 else 8)])
 
 
@@ -303,7 +304,7 @@ def test_a_batch_of_nothing_but_empty_ones_is_empty(tmp_path):
         tmp_path / "a.zip", [{"p": torch.ones(k), "j": torch.ones(k, 2), "l": torch.ones(k)} for k in (0, 3)]
     )
     collate = edcache.collate(pad={"p": 0}, jagged=["j"], as_list=["l"])
-    for batch in ([ds._batch([0, 0])], [ds[0], ds[0]]):
+    for batch in ([batch_of(ds, [0, 0])], [ds[0], ds[0]]):
         found = collate(batch)
         assert found["p"].values.shape == (2, 0)
         assert found["j"].values.shape == (0, 2)
@@ -316,21 +317,21 @@ def test_a_list_of_several_dtypes_is_cut_too(tmp_path, is_lazy):
     ds = write(
         tmp_path / "a.zip", [{"x": torch.ones(5)}, {"x": torch.ones(5, 2)}, {"x": torch.ones(5).int()}]
     )
-    batch = [ds._batch([0, 1, 2])] if is_lazy else [ds[0], ds[1], ds[2]]
+    batch = [batch_of(ds, [0, 1, 2])] if is_lazy else [ds[0], ds[1], ds[2]]
     found = edcache.collate(as_list=["x"], max_length=3)(batch)
     assert [tensor.shape for tensor in found["x"]] == [(3,), (3, 2), (3,)]
 
 
 def test_samples_without_a_container_are_named_by_the_empty_path(tmp_path):
     ds = write(tmp_path / "a.zip", [torch.arange(k) for k in range(6)])
-    for batch in ([ds._batch([3, 1])], [ds[3], ds[1]]):
+    for batch in ([batch_of(ds, [3, 1])], [ds[3], ds[1]]):
         assert same(edcache.collate(jagged=[()])(batch).values, torch.tensor([0, 1, 2, 0]))
 
 
 def test_views_subsets_and_plain_datasets_take_it(ds):
     collate = edcache.collate(**ALL_WAYS)
     expected = collate([sample(k) for k in (9, 3)])
-    assert same(collate([ds[[3, 9]]._batch([1, 0])]), expected)
+    assert same(collate([batch_of(ds[[3, 9]], [1, 0])]), expected)
     assert same(next(iter(DataLoader(Subset(ds, [9, 3]), 2, collate_fn=collate))), expected)
 
     class Source(Dataset):
@@ -346,18 +347,18 @@ def test_views_subsets_and_plain_datasets_take_it(ds):
 def test_selected_fields_are_named_as_they_were_selected(ds):
     view = ds.select("target.mask", "ids")
     collate = edcache.collate(pad={"target.mask": 0}, as_list=["ids"])
-    assert same(collate([view._batch([7, 2])]), collate([view[7], view[2]]))
+    assert same(collate([batch_of(view, [7, 2])]), collate([view[7], view[2]]))
     pairs = ds.select("label", "ids", as_tuple=True)
     collate = edcache.collate(jagged=[1])
-    assert same(collate([pairs._batch([7, 2])]), collate([pairs[7], pairs[2]]))
+    assert same(collate([batch_of(pairs, [7, 2])]), collate([pairs[7], pairs[2]]))
 
 
 def test_a_batch_is_the_callers_own(ds):
     collate = edcache.collate(**ALL_WAYS)
-    first = collate([ds._batch([7, 8])])
+    first = collate([batch_of(ds, [7, 8])])
     for tensor in (first["ids"].values, first["boxes"].values, *first["image"]):
         tensor.zero_()
-    assert same(collate([ds._batch([7, 8])]), collate([sample(7), sample(8)]))
+    assert same(collate([batch_of(ds, [7, 8])]), collate([sample(7), sample(8)]))
 
 
 def test_of_samples_it_leaves_the_samples_as_they_are(ds):
@@ -434,7 +435,7 @@ def storages(tensors):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_hand_over_what_was_made(ds, context):
-    expected = [edcache.collate(**ALL_WAYS)([ds._batch(range(k, k + 10))]) for k in (0, 10, 20, 30)]
+    expected = [edcache.collate(**ALL_WAYS)([batch_of(ds, range(k, k + 10))]) for k in (0, 10, 20, 30)]
     loader = DataLoader(
         ds,
         10,
@@ -453,7 +454,7 @@ def test_workers_hand_over_what_was_made(ds, context):
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_list_arrives_as_it_left_the_worker(ds, context, is_changed):
     collate = functools.partial(listed, is_changed)
-    expected = [collate([ds._batch(range(k, k + 20))]) for k in (0, 20)]
+    expected = [collate([batch_of(ds, range(k, k + 20))]) for k in (0, 20)]
     batches = list(DataLoader(ds, 20, num_workers=1, multiprocessing_context=context, collate_fn=collate))
     for batch, wanted in zip(batches, expected, strict=True):
         assert list(batch) == list(wanted)
@@ -473,7 +474,7 @@ def copies(value):
 
 
 def test_copies_of_a_list_are_lists_of_the_same(ds):
-    tensors = listed(False, [ds._batch([3, 4, 7])])["ids"]
+    tensors = listed(False, [batch_of(ds, [3, 4, 7])])["ids"]
     assert len(storages(tensors)) == 1
     for twin in copies(tensors):
         assert isinstance(twin, list)
@@ -496,7 +497,7 @@ def test_copies_of_a_list_are_lists_of_the_same(ds):
     ],
 )
 def test_copies_of_a_changed_list_are_changed(ds, change_it):
-    tensors = listed(False, [ds._batch([7, 3, 4])])["ids"]
+    tensors = listed(False, [batch_of(ds, [7, 3, 4])])["ids"]
     change_it(tensors)
     for twin in copies(tensors):
         assert isinstance(twin, list)
@@ -504,7 +505,7 @@ def test_copies_of_a_changed_list_are_changed(ds, change_it):
 
 
 def test_a_tensor_written_in_a_list_is_copied_as_written(ds):
-    tensors = listed(False, [ds._batch([7, 3, 4])])["ids"]
+    tensors = listed(False, [batch_of(ds, [7, 3, 4])])["ids"]
     tensors[1].fill_(99)
     assert pickle.loads(pickle.dumps(tensors))[1].tolist() == [99] * 3
     assert copy.deepcopy(tensors)[1].tolist() == [99] * 3
@@ -531,7 +532,7 @@ def pinned(data):
 
 
 def test_pinning_copies_every_tensor(ds):
-    made = edcache.collate(**ALL_WAYS)([ds._batch([7, 3, 4])])
+    made = edcache.collate(**ALL_WAYS)([batch_of(ds, [7, 3, 4])])
     twin = pinned(made)
     assert same(twin, made)
     for tensor in (made["ids"].values, made["boxes"].values, *made["image"]):
@@ -543,7 +544,7 @@ def test_pinning_copies_every_tensor(ds):
 def test_it_pickles(ds):
     collate = edcache.collate(**ALL_WAYS, max_length=2, multiple_of=4)
     twin = pickle.loads(pickle.dumps(collate))
-    assert same(twin([ds._batch([3, 7])]), collate([ds._batch([3, 7])]))
+    assert same(twin([batch_of(ds, [3, 7])]), collate([batch_of(ds, [3, 7])]))
     assert repr(twin) == repr(collate)
 
 
@@ -602,7 +603,7 @@ WRONG_FIELDS = [
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_wrong_fields_are_named(ds, asked, text, is_lazy):
     with pytest.raises(OptionError) as caught:
-        edcache.collate(**asked)([ds._batch([3, 3])] if is_lazy else [ds[3], ds[3]])
+        edcache.collate(**asked)([batch_of(ds, [3, 3])] if is_lazy else [ds[3], ds[3]])
     assert str(caught.value) == text
 
 
@@ -610,7 +611,7 @@ def test_wrong_fields_are_named(ds, asked, text, is_lazy):
 def test_what_is_not_jagged_says_how(ds, is_lazy):
     collate = edcache.collate(jagged=["target.mask"], as_list=["ids", "boxes"])
     with pytest.raises(OptionError) as caught:
-        collate([ds._batch([2, 3])] if is_lazy else [ds[2], ds[3]])
+        collate([batch_of(ds, [2, 3])] if is_lazy else [ds[2], ds[3]])
     assert str(caught.value) == (
         "jagged: the samples differ beyond the first dimension: [(1,), (2,)]; use pad or as_list"
     )
@@ -661,7 +662,7 @@ def test_what_is_not_jagged_says_how(ds, is_lazy):
 )
 def test_what_cannot_be_padded_says_why(tmp_path, make, asked, text, is_lazy):
     ds = write(tmp_path / "a.zip", [make(k) for k in range(6)])
-    batch = [ds._batch([2, 3])] if is_lazy else [ds[2], ds[3]]
+    batch = [batch_of(ds, [2, 3])] if is_lazy else [ds[2], ds[3]]
     with pytest.raises(OptionError) as caught:
         edcache.collate(**asked)(batch)
     assert str(caught.value) == text
@@ -672,7 +673,7 @@ def test_a_field_that_one_sample_lacks_is_named(tmp_path, is_lazy):
     ds = write(
         tmp_path / "a.zip", [{"x": torch.ones(k), **({"y": torch.ones(k)} if k else {})} for k in range(3)]
     )
-    batch = [ds._batch([1, 0])] if is_lazy else [ds[1], ds[0]]
+    batch = [batch_of(ds, [1, 0])] if is_lazy else [ds[1], ds[0]]
     with pytest.raises(OptionError, match=r"names 'y', which the samples do not have; .* the keys 'x'$"):
         edcache.collate(pad={"x": 0, "y": 0})(batch)
 
@@ -694,7 +695,7 @@ def test_as_list_takes_whatever_it_is(tmp_path, is_lazy):
     ds = write(tmp_path / "a.zip", made)
     for name in made[0]:
         only = write(tmp_path / f"{name}.zip", [{name: m[name]} for m in made])
-        batch = [only._batch([2, 1])] if is_lazy else [only[2], only[1]]
+        batch = [batch_of(only, [2, 1])] if is_lazy else [only[2], only[1]]
         found = edcache.collate(as_list=[name])(batch)
         assert same(found, {name: [made[2][name], made[1][name]]}), name
     assert len(ds) == 4
@@ -705,7 +706,7 @@ def test_pictures_are_listed(tmp_path, is_lazy):
     image = pytest.importorskip("PIL.Image")
     made = [{"picture": image.new("L", (2 + k, 3), k), "label": k} for k in range(4)]
     ds = write(tmp_path / "a.zip", made)
-    batch = [ds._batch([2, 1])] if is_lazy else [ds[2], ds[1]]
+    batch = [batch_of(ds, [2, 1])] if is_lazy else [ds[2], ds[1]]
     found = edcache.collate(as_list=["picture"])(batch)
     assert [picture.tobytes() for picture in found["picture"]] == [
         made[k]["picture"].tobytes() for k in (2, 1)
@@ -718,10 +719,10 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
         file.seek(int(ds._reader.rows["offset"][7]))
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
-        edcache.collate(**ALL_WAYS)([CachedDataset.from_cache(ds.path)._batch([1, 7])])
+        edcache.collate(**ALL_WAYS)([batch_of(CachedDataset.from_cache(ds.path), [1, 7])])
     sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], [1, 3])
     with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
-        edcache.collate(pad={"x": 0})([sparse._batch([1, 2])])
+        edcache.collate(pad={"x": 0})([batch_of(sparse, [1, 2])])
 
 
 @pytest.mark.parametrize(
@@ -744,7 +745,7 @@ def test_options_of_another_type_are_refused(options, text):
 )
 def test_what_a_dtype_cannot_hold_does_not_pad(tmp_path, value, dtype):
     ds = write(tmp_path / "a.zip", [{"x": torch.zeros(k + 1, dtype=dtype)} for k in range(3)])
-    for batch in ([ds._batch([1, 2])], [ds[1], ds[2]]):
+    for batch in ([batch_of(ds, [1, 2])], [ds[1], ds[2]]):
         with pytest.raises(
             OptionError, match=f"^pad: {value} does not fit into {dtype}; give a value that does$"
         ):

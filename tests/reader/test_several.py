@@ -19,6 +19,8 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.archive_paths import natural_key
 from edcache.dataset.combined import Concat
+from edcache.dataset.indexing import reading_of
+from edcache.dataset.samplers import chunks_of
 from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, LabelError, OptionError
 from edcache.samplers import Balanced, ChunkShuffle
 
@@ -190,9 +192,9 @@ def gone(handler: Any) -> bool:
 
 def test_the_chunks_of_several_archives_are_told_apart(folder):
     ds = CachedDataset.from_cache(folder)
-    found, before = ds._chunk_of(np.arange(30)).reshape(3, 10), -1
+    found, before = chunks_of(reading_of(ds)).reshape(3, 10), -1
     for number, part in enumerate(sorted(folder.glob("*.zip"))):
-        own = CachedDataset.from_cache(part)._chunk_of(np.arange(10))
+        own = chunks_of(reading_of(CachedDataset.from_cache(part)))
         assert own[0] < own[-1]
         assert np.diff(found[number]).tolist() == np.diff(own).tolist()
         assert found[number].min() > before

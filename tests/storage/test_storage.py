@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
+from edcache.dataset.indexing import batch_of
 from edcache.errors import (
     CorruptRecordError,
     StaleArchiveError,
@@ -109,8 +110,8 @@ def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, ver
         for read in (
             lambda ds: [ds[i] for i in indices],
             lambda ds: ds.batch(indices),
-            lambda ds: default_collate([ds._batch(indices)]),
-            lambda ds: edcache.collate(as_list=[()])([ds._batch(indices)]),
+            lambda ds: default_collate([batch_of(ds, indices)]),
+            lambda ds: edcache.collate(as_list=[()])([batch_of(ds, indices)]),
             lambda ds: list(ds.__getitems__(indices)),
             lambda ds: list(ds.select("f0", "f1")[2:].__getitems__([0, 1])),
             lambda ds: ds.select("f0").batch(indices),
