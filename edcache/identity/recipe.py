@@ -255,7 +255,8 @@ def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
     texts: dict[str, list[str]] = {}
     for module in reached:
         if isinstance(module, torch.nn.Module):
-            exact = parts_of(module).exact
+            parts = _parts(module)
+            exact = {} if parts is None else parts.exact
             weights = exact.get("weights", exact)
             texts.setdefault(type(module).__name__, []).append(digest_of(walk.text(weights)))
     return {f"weights of {name}": shortened(", ".join(parts)) for name, parts in texts.items()}

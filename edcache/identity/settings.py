@@ -465,7 +465,7 @@ def _parts_of_module(value: torch.nn.Module) -> Parts:
             f"_{name}.{key}": part for key, part in own.items() if key[0] == "_" and not is_empty(part)
         }
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        order.append((name, type(module), module.training, hooks))
+        order.append((name, type(module), getattr(module, "training", None), hooks))  # a frozen one has none
     asking["modules"] = order
     return Parts(name_of(type(value)), exact, asking)
 
