@@ -443,7 +443,9 @@ class State:
     def record(self, index: int, name: str, needs: frozenset[str]) -> None:
         self.records[index] = name, needs
         for column in self.filled:
-            self.labels[column][index] = name if column == "key" else SAMPLES[name][column]
+            # The source says nothing of versions.
+            of_keys = {"key": name, "version": ""}
+            self.labels[column][index] = of_keys[column] if column in of_keys else SAMPLES[name][column]
 
     def reordered(self, names: list[str], needs: frozenset[str]) -> None:
         """Filled again by keys: samples that are there bring their labels along."""
@@ -514,7 +516,7 @@ class TwoReleases(RuleBasedStateMachine):
         self.folder.mkdir()
         self.path, self.kind, self.things = str(self.folder / "a.zip"), kind, things
         self.keys = [] if kind == "values" else ["y", "t"] if has_time else ["y"]
-        filled = {*self.keys} | ({"key"} if kind != "samples" else set())
+        filled = {*self.keys, *{"samples": [], "keyed": ["key", "version"], "values": ["key"]}[kind]}
         self.state = State(labels={name: {} for name in filled}, filled=frozenset(filled))
         self.on = things
         self.readers: list[tuple[Any, State]] = []
@@ -767,10 +769,10 @@ class TwoReleases(RuleBasedStateMachine):
                 self.used.add("type of a column")
             self.state.labels.setdefault(name, {}).update(added)
 
-    @precondition(lambda self: {*self.state.labels} - {"key"})
+    @precondition(lambda self: {*self.state.labels} - {"key", "version"})
     @rule(by_later=by, which=st.integers(0, 4))
     def drop_labels(self, by_later: bool, which: int) -> None:
-        names = sorted({*self.state.labels} - {"key"})
+        names = sorted({*self.state.labels} - {"key", "version"})
         name = names[which % len(names)]
         if self._change_labels(by_later, lambda cache: cache.drop_labels(name)):
             del self.state.labels[name]
