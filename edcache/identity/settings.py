@@ -300,6 +300,8 @@ def parts_of(value: Any) -> Parts:
     if isinstance(value, types.GeneratorType):
         has_begun = inspect.getgeneratorstate(value) != inspect.GEN_CREATED
         return Parts(value.__qualname__, {} if has_begun else inspect.getgeneratorlocals(value), {})
+    if isinstance(value, memoryview):
+        return Parts(name, {"of": value.tobytes(), "format": value.format, "shape": value.shape}, {})
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return _parts_of_array(value)
     if isinstance(value, torch.nn.Module):

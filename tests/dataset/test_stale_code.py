@@ -128,6 +128,105 @@ def imports(x):
 
 KINDS = dict(shift=shifted)
 
+import collections, contextlib, os, pathlib
+import numpy as np
+import pandas as pd
+import torch
+from os import environ as E
+
+Pair = collections.namedtuple("Pair", "by")
+PLACE = pathlib.Path("by/31")
+WHOLE = argparse.Namespace(by=41)
+PAIR = Pair(51)
+DTYPE = np.dtype("uint8")
+TABLE = pd.DataFrame(dict(by=[61]))
+ORDERED = collections.OrderedDict(by=71)
+STEPS = collections.deque([81])
+SHARED = dict(by=91)
+OBJECT = Shift(101)
+
+def by_place(x):
+    return x + int(PLACE.name)
+
+def by_of(args):
+    return args.by
+
+def by_namespace(x):
+    return x + by_of(WHOLE)
+
+def by_pair(x):
+    return x + by_of(PAIR)
+
+def by_dtype(x):
+    return x + DTYPE.itemsize
+
+def by_table(x):
+    return x + int(TABLE["by"][0])
+
+def by_ordered(x):
+    return x + ORDERED["by"]
+
+def by_deque(x):
+    return x + STEPS[0]
+
+def by_object(x):
+    return OBJECT(x)
+
+def appends(x):
+    made = []
+    made.append(SHARED["by"] + x)
+    return made[0]
+
+class Assigns:
+    def __init__(self):
+        self.FACTOR = FACTOR
+
+    def __call__(self, x):
+        return x * FACTOR
+
+@torch.no_grad()
+def graded(x):
+    return x + 111
+
+@functools.singledispatch
+def dispatched(x):
+    return x + 121
+
+@contextlib.contextmanager
+def opened(x):
+    yield x + 131
+
+def by_context(x):
+    with opened(x) as made:
+        return made
+
+vectorized = np.vectorize(lambda x: x + 141)
+
+def by_vector(x):
+    return int(vectorized(x))
+
+def up(x):
+    return x + 151
+
+def down(x):
+    return x - 151
+
+class Static:
+    move = staticmethod(up)
+    other = staticmethod(down)
+
+def by_static(x):
+    return Static.move(x)
+
+class Arrays:
+    table = np.array([161])
+
+def by_class_array(x):
+    return x + int(Arrays.table[0])
+
+def by_environ(x):
+    return x + int(E.get("STALE_CODE_BY", "171"))
+
 DOUBLE = lambda x: x * 2
 
 def unrelated():
@@ -167,6 +266,23 @@ LAYOUTS = {
     "a class in another module": ("Digits()", DIGITS, "Digits.__getitem__"),
     "a constant of a class": ("Digits()", ("scale = 1", "scale = 2"), "Digits"),
     "a default": ("Digits(made_shift())", ("by=5", "by=6"), "made_shift"),
+    "a path": ("Digits(by_place)", ("by/31", "by/32"), "by_place"),
+    "a namespace that is handed on": ("Digits(by_namespace)", ("by=41", "by=42"), "by_namespace"),
+    "a named tuple": ("Digits(by_pair)", ("Pair(51)", "Pair(52)"), "by_pair"),
+    "a dtype": ("Digits(by_dtype)", ("uint8", "uint16"), "by_dtype"),
+    "a table": ("Digits(by_table)", ("[61]", "[62]"), "by_table"),
+    "an ordered dict": ("Digits(by_ordered)", ("by=71", "by=72"), "by_ordered"),
+    "a deque": ("Digits(by_deque)", ("[81]", "[82]"), "by_deque"),
+    "an object": ("Digits(by_object)", ("Shift(101)", "Shift(102)"), "by_object"),
+    "a dict where another container is changed": ("Digits(appends)", ("by=91", "by=92"), "appends"),
+    "a name that is an attribute, too": ("Digits(Assigns())", ("FACTOR = 3", "FACTOR = 4"), "Assigns"),
+    "a function without gradients": ("Digits(graded)", ("x + 111", "x + 112"), "graded"),
+    "a function by type": ("Digits(dispatched)", ("x + 121", "x + 122"), "dispatched"),
+    "a context": ("Digits(by_context)", ("x + 131", "x + 132"), "opened"),
+    "a function for arrays": ("Digits(by_vector)", ("x + 141", "x + 142"), "<lambda>"),
+    "another static method": ("Digits(by_static)", ("staticmethod(up)", "staticmethod(down)"), "Static"),
+    "an array of a class": ("Digits(by_class_array)", ("[161]", "[162]"), "Arrays"),
+    "a default of the environment": ("Digits(by_environ)", ('"171"', '"172"'), "by_environ"),
     "a registry": ("Digits(KINDS['shift'])", ("x + 4", "x - 4"), "shifted"),
     "a base class": (
         "Digits()",

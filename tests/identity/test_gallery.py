@@ -349,6 +349,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("bytes ba", b"a", bytearray(b"a")),
     ("bytes str", b"a", "a"),
     ("bytearray", bytearray(b"a"), bytearray(b"b")),
+    ("memoryview", memoryview(b"a"), memoryview(b"b")),
     ("np dtype", np.int32(1), np.int64(1)),
     ("np bool", np.bool_(True), True),
     ("np f", np.float64(1), 1.0),
