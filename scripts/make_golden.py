@@ -35,7 +35,7 @@ from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
 from edcache.writer.builder import ChunkBuilder  # noqa: E402
 from edcache.writer.chunk import Chunk  # noqa: E402
-from edcache.writer.group import Group, linked  # noqa: E402
+from edcache.writer.group import EntryGroup, linked  # noqa: E402
 from edcache.writer.seal import Order, seal  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
@@ -165,7 +165,7 @@ def _rerooted(path: Path, **changes: Any) -> None:
     with _appender(path) as appender:
         chain, file = appender.chain, appender.file
         assert chain.root is not None
-        group = Group(file, chain)
+        group = EntryGroup(file, chain)
         said = json.loads(format.pack_root(chain.root))
         for name, change in changes.items():
             said[name] = change(group, said[name]) if callable(change) else change
@@ -184,7 +184,7 @@ def _later_entry(path: Path, **fields: Any) -> None:
         w.append(samples.fixed(0))
         w.flush()
         with _appender(path) as appender:
-            group = Group(appender.file, appender.chain)
+            group = EntryGroup(appender.file, appender.chain)
             group.entry(format.NOTE, f"notes/{appender.chain.cursor.number:08d}").write(b"{}")
             group.publish([replace(header, **fields) for header in group.headers(0)])
         w.abort()
@@ -208,7 +208,7 @@ def _later_record(path: Path, **row: int) -> None:
 def _later_column(path: Path) -> None:
     """A label column of a type that only a later release knows."""
 
-    def labels(group: Group, said: dict[str, Any]) -> dict[str, Any]:
+    def labels(group: EntryGroup, said: dict[str, Any]) -> dict[str, Any]:
         values = pyarrow.chunked_array([[Decimal(k) / 4 for k in range(3)]])
         file, entry = io.BytesIO(), group.entry(format.COLUMN, format.column_name("price"))
         format.write_column(file.write, "price", values.type, values.chunks)

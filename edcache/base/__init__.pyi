@@ -22,6 +22,7 @@ from .frames import warn as warn
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec
+from .options import Decode as Decode
 from .options import FillKeywords as FillKeywords
 from .options import FillOptions as FillOptions
 from .options import OnError as OnError

@@ -46,7 +46,7 @@ def info(paths: Sequence[str], as_json: bool) -> None:
       edcache info train.zip --json
     """
 
-    def report(path: str) -> out.Report:
+    def report(path: str) -> out.Printout:
         document = display.summary(open_archive(path)[0])
         return document, _info_lines(document), True
 

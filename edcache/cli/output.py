@@ -121,10 +121,10 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
 
 
 # Of an archive: JSON, lines of text, True if it is sound.
-Report: TypeAlias = "tuple[Mapping[str, Any], Iterable[str], bool]"
+Printout: TypeAlias = "tuple[Mapping[str, Any], Iterable[str], bool]"
 
 
-def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str], Report]) -> None:
+def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str], Printout]) -> None:
     """Print the report of each archive of paths, folders and globs; exit with 1 if one is not sound.
 
     For several paths, a folder or a glob JSON is a list. An unreadable archive of these is a line on stderr, and in

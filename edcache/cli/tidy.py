@@ -56,7 +56,7 @@ def verify(
     """
     source = None if against is None else Call(against, arguments, None).make()
 
-    def report(path: str) -> out.Report:
+    def report(path: str) -> out.Printout:
         with out.bar("verifying", path, progress) as on_progress:
             verified = tools.verify(path, on_progress, quick=quick)
         document = {"path": shown(path), "sound": verified.sound} | vars(verified)

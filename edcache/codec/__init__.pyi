@@ -10,11 +10,11 @@ from .decoder import aliased as aliased
 from .decoder import as_read as as_read
 from .decoder import assembler as assembler
 from .decoder import decoder_of as decoder_of
+from .dtypes import Array as Array
 from .encoder import Encoder as Encoder
 from .foreign_pickles import restored as restored
 from .foreign_pickles import torch_loaded as torch_loaded
 from .images import STORED as STORED
-from .images import Decode as Decode
 from .images import Decoding as Decoding
 from .images import ImageFile as ImageFile
 from .images import decoded_together as decoded_together

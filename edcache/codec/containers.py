@@ -16,14 +16,14 @@ from edcache.codec.leaves import Refusal, parse_class, type_name
 from edcache.codec.packages import Form
 
 Assemble = Callable[[list[Any]], Any]
-Keys = tuple[Any, ...]
+ChildKeys = tuple[Any, ...]
 # Schema node of a container without its last item, the children; names of the children; the children.
-Parts = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
+ContainerParts = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
 
 _MISSING = object()
 
 
-def disassemble(value: Any) -> Parts:
+def disassemble(value: Any) -> ContainerParts:
     """Take apart a dataclass, a namedtuple or a registered object; Refusal if it cannot be stored."""
     cls: Any = type(value)
     known = classes.stored_as(cls)
@@ -46,7 +46,7 @@ def disassemble(value: Any) -> Parts:
     raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
 
 
-def _disassemble_dataclass(value: Any, fields: tuple[str, ...]) -> Parts:
+def _disassemble_dataclass(value: Any, fields: tuple[str, ...]) -> ContainerParts:
     cls = type(value)
     values = [getattr(value, name, _MISSING) for name in fields]
     lost = next((name for name, item in zip(fields, values, strict=True) if item is _MISSING), None)
@@ -64,7 +64,7 @@ def _disassemble_dataclass(value: Any, fields: tuple[str, ...]) -> Parts:
     return ("dataclass", *class_name(cls), fields), fields, values
 
 
-def _disassemble_object(value: Any, form: Form) -> Parts:
+def _disassemble_object(value: Any, form: Form) -> ContainerParts:
     try:
         tree = form.encode(value)
     except CodecError as error:
@@ -117,17 +117,17 @@ class ContainerKind(NamedTuple):
             user's class runs, but in a registered `decode`.
     """
 
-    parse: Callable[[list[Any], int], tuple[Keys, Any]]
-    assemble: Callable[[Keys, Any], Assemble]
+    parse: Callable[[list[Any], int], tuple[ChildKeys, Any]]
+    assemble: Callable[[ChildKeys, Any], Assemble]
 
 
-def _parse_sequence(header: list[Any], count: int) -> tuple[Keys, Any]:
+def _parse_sequence(header: list[Any], count: int) -> tuple[ChildKeys, Any]:
     if header:
         raise ValueError("malformed sequence")
     return tuple(range(count)), None
 
 
-def _parse_fields(header: list[Any], count: int) -> tuple[Keys, Any]:
+def _parse_fields(header: list[Any], count: int) -> tuple[ChildKeys, Any]:
     *name, fields = header
     is_list = type(fields) is list and all(type(field) is str for field in fields)
     if not is_list or len({*fields}) != len(fields):
@@ -135,7 +135,7 @@ def _parse_fields(header: list[Any], count: int) -> tuple[Keys, Any]:
     return tuple(fields), parse_class(*name)
 
 
-def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
+def _parse_mapping(header: list[Any], count: int) -> tuple[ChildKeys, Any]:
     (keys,) = header
     if type(keys) is not list:
         raise ValueError("keys are not a list")
@@ -146,7 +146,7 @@ def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
 
 
 def _mapping(cls: type) -> ContainerKind:
-    def assemble(keys: Keys, _: Any) -> Assemble:
+    def assemble(keys: ChildKeys, _: Any) -> Assemble:
         if any(type(key) is EnumKey for key in keys):
             return lambda values: cls(
                 (key.resolve() if type(key) is EnumKey else key, value)
@@ -157,11 +157,11 @@ def _mapping(cls: type) -> ContainerKind:
     return ContainerKind(_parse_mapping, assemble)
 
 
-def _assemble_namedtuple(keys: Keys, name: Any) -> Assemble:
+def _assemble_namedtuple(keys: ChildKeys, name: Any) -> Assemble:
     return lambda values: tuple.__new__(classes.class_with(name, keys, namedtuple_fields), values)
 
 
-def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
+def _assemble_dataclass(keys: ChildKeys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
         made: object = object.__new__(classes.class_with(name, keys, dataclass_fields))
         for field, value in zip(keys, values, strict=True):
@@ -171,7 +171,7 @@ def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     return assemble
 
 
-def _assemble_object(keys: Keys, name: Any) -> Assemble:
+def _assemble_object(keys: ChildKeys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
         form = classes.lookup(name, Form)
         try:

@@ -20,7 +20,7 @@ from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickles import PICKLE_SCHEMA, load
-from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
+from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, NodePath, align, parse
 
 # Characters of all schemas whose decoders are kept.
 _KEPT_TEXT = 1 << 18
@@ -71,7 +71,7 @@ class Decoder:
             self._aliases = any(leaf.kind == "tensor" for leaf in layout.leaves)
 
     @once
-    def fields(self) -> Mapping[Path, Node]:
+    def fields(self) -> Mapping[NodePath, Node]:
         """Leaves by path, in tree order, without None; empty if `structure` is None."""
         fields = () if self.structure is None else self.structure.leaves(OPAQUE)
         return MappingProxyType({field.path: field for field in fields})
@@ -112,7 +112,7 @@ class Decoder:
             low, high = min(low, leaf.offset), max(high, leaf.offset + leaf.nbytes)
         return min(low, high), high
 
-    def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
+    def reviver(self, path: NodePath) -> Callable[[memoryview], Any] | None:
         """Return the function from data to value of a variable leaf; None for arrays, tensors and fixed leaves."""
         leaf = self.fields[path]
         if leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:

@@ -23,6 +23,7 @@ import torch
 from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import dtypes, pickles
 from edcache.codec.columns import Columns, Run, Wires, row_buffers
+from edcache.codec.compression import Buffer
 from edcache.codec.containers import CONTAINERS, disassemble, dump_key
 from edcache.codec.leaves import ENCODERS, PACKED_LENGTH, Refusal, encode_enum, encode_packed
 from edcache.codec.plan import FlatPlan
@@ -33,8 +34,6 @@ MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
 # Samples that are encoded together; and bytes of a record above which one by one is as fast.
 _MOST_ROWS, _LARGE = 1 << 14, 1 << 16
-
-Buffer = Any
 
 
 class Encoded(NamedTuple):

@@ -25,14 +25,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError, check_choice, shown
+from edcache.base import (
+    Decode,
+    EdcacheError,
+    ImageError,
+    MissingDependencyError,
+    OptionError,
+    check_choice,
+    shown,
+)
 from edcache.codec.classes import dataclass_fields
 
 if TYPE_CHECKING:
     import torch
 
-Form = Literal["pil", "numpy", "tensor"] | None
-Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
+ImageForm = Literal["pil", "numpy", "tensor"] | None
 
 STORED: Final = "stored"
 """The `decode=` argument for the decoding that the writer chose."""
@@ -70,7 +77,7 @@ _JPEG: Final = ("JPEG", "MPO")
 _ORIENTATION: Final = 0x0112
 _ON_ITS_SIDE: Final = (5, 6, 7, 8)
 
-_Array = npt.NDArray[np.uint8]
+_Pixels = npt.NDArray[np.uint8]
 _Buffer = bytes | memoryview
 # Pixels of a side of a reduced picture, per pixel after the resize: with 1, the mean error of a noisy photo is 2.5 grey
 # levels, with 1.5 0.7.
@@ -111,7 +118,7 @@ class Decoding:
     >>> ds = edcache.CachedDataset.from_cache("photos.zip", decode=decode)
     """
 
-    form: Form = "pil"
+    form: ImageForm = "pil"
     mode: str | None = None
     exif_transpose: bool = False
     size: int | tuple[int, int] | None = None
@@ -138,7 +145,7 @@ class Decoding:
         return cls(decode)  # type: ignore[arg-type]
 
 
-def _parse_size(size: Any, form: Form) -> tuple[int, int]:
+def _parse_size(size: Any, form: ImageForm) -> tuple[int, int]:
     """Return height and width of a `size=`. Raises: OptionError."""
     sides = (size, size) if _is_count(size) else tuple(size) if isinstance(size, (list, tuple)) else ()
     if len(sides) != 2 or not all(map(_is_count, sides)):
@@ -328,7 +335,7 @@ def decoded_together(
     return together
 
 
-def _pixels(data: _Buffer, decoding: Decoding) -> _Array:
+def _pixels(data: _Buffer, decoding: Decoding) -> _Pixels:
     """Decode to [H, W] or [H, W, C], for tensors to a view [C, H, W]; it may be read-only."""
     array = _decode_by_simplejpeg(data, decoding)
     array = np.asarray(_decode_by_pillow(data, decoding)) if array is None else array
@@ -393,7 +400,7 @@ def _decode_by_pillow(data: _Buffer, decoding: Decoding) -> Any:
         if size is not None and opened.format in _JPEG:
             orientation = opened.getexif().get(_ORIENTATION, 1) if decoding.exif_transpose else 1
             width, height = opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size
-            part = part_of(decoding, height, width)
+            part = crop_of(decoding, height, width)
             by = part.reduction(size)
             if orientation != 1:
                 by = math.gcd(by, height, width)  # whole rows and columns: only the last may be partial
@@ -411,7 +418,7 @@ def _decode_by_pillow(data: _Buffer, decoding: Decoding) -> Any:
             image = image.convert(decoding.mode)
         if size is not None:
             # Only now other formats have their upright size: some are turned as they load.
-            part = part or part_of(decoding, image.height, image.width)
+            part = part or crop_of(decoding, image.height, image.width)
             return part.resized(np.asarray(image), size, by)
         # The opened image keeps the file, and its class.
         return image.copy() if image is opened and decoding.form == "pil" else image
@@ -442,7 +449,7 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _decode_by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
+def _decode_by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Pixels | None:
     """Decode a JPEG by simplejpeg; None if Pillow is to decode it, or to raise the error."""
     library = None if decoding.exif_transpose or format_of(data) != "JPEG" else _simplejpeg()
     if library is None:
@@ -454,17 +461,17 @@ def _decode_by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
         if target is None or (limit is not None and height * width > limit):
             return None
         size: Any = decoding.size
-        part = None if size is None else part_of(decoding, height, width)
+        part = None if size is None else crop_of(decoding, height, width)
         by = 1 if part is None else part.reduction(size)
         sides = {"min_height": -(-height // by), "min_width": -(-width // by)}
-        array: _Array = library.decode_jpeg(data, target, strict=True, **sides)
+        array: _Pixels = library.decode_jpeg(data, target, strict=True, **sides)
     except ValueError:
         return None
     array = array[..., 0] if target == "GRAY" else array
     return array if part is None else part.resized(array, size, by)
 
 
-class Part(NamedTuple):
+class Crop(NamedTuple):
     """Part of a picture that is resized, in whole pixels."""
 
     top: int
@@ -477,27 +484,27 @@ class Part(NamedTuple):
         height, width = (_KEPT * side for side in size)
         return next((n for n in (8, 4, 2) if self.height >= n * height and self.width >= n * width), 1)
 
-    def resized(self, picture: _Array, size: tuple[int, int], by: int = 1) -> _Array:
+    def resized(self, picture: _Pixels, size: tuple[int, int], by: int = 1) -> _Pixels:
         """Return uint8 [*size] or [*size, C], a copy, of a picture that was reduced `by` times."""
         top, left, rows, columns = self.top // by, self.left // by, self.height / by, self.width / by
         part = picture[top : math.ceil(top + rows), left : math.ceil(left + columns)]
         return _resize(part, (rows, columns), size)
 
 
-def part_of(decoding: Decoding, height: int, width: int) -> Part:
+def crop_of(decoding: Decoding, height: int, width: int) -> Crop:
     """Choose the part of a picture of this size; a random one is drawn from torch's generator."""
     if decoding.crop == "random":
         return _draw(height, width)
     if decoding.crop is None:
-        return Part(0, 0, height, width)
+        return Crop(0, 0, height, width)
     size: Any = decoding.size  # a pair, as the Decoding made it
     # The largest part in the middle that has the shape of the result.
     scale = min(height / size[0], width / size[1])
     rows, columns = (max(1, round(side * scale)) for side in size)
-    return Part((height - rows) // 2, (width - columns) // 2, rows, columns)
+    return Crop((height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
-def _draw(height: int, width: int) -> Part:
+def _draw(height: int, width: int) -> Crop:
     """Draw a part as torchvision's RandomResizedCrop does by default."""
     import torch
 
@@ -508,14 +515,14 @@ def _draw(height: int, width: int) -> Part:
         shape = math.exp(math.log(narrow) + shape * (math.log(wide) - math.log(narrow)))
         rows, columns = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
         if 0 < rows <= height and 0 < columns <= width:
-            return Part(int(y * (height - rows + 1)), int(x * (width - columns + 1)), rows, columns)
+            return Crop(int(y * (height - rows + 1)), int(x * (width - columns + 1)), rows, columns)
     # The largest allowed part, in the middle.
     rows = min(height, max(1, round(width / narrow)))
     columns = min(width, max(1, round(height * wide)))
-    return Part((height - rows) // 2, (width - columns) // 2, rows, columns)
+    return Crop((height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
-def _resize(picture: _Array, sides: tuple[float, float], size: tuple[int, int]) -> _Array:
+def _resize(picture: _Pixels, sides: tuple[float, float], size: tuple[int, int]) -> _Pixels:
     """Resize a picture, antialiased; `sides`: its height and width, as its last row may be partial."""
     if picture.shape[2:] != (3,):
         image, box = pillow().fromarray(picture), (0, 0, sides[1], sides[0])
@@ -528,5 +535,5 @@ def _resize(picture: _Array, sides: tuple[float, float], size: tuple[int, int]) 
     # Not by size=, which would take 187.5 rows for 188; torch rounds the size down.
     factors = tuple(to / side * (1 + 1e-9) for to, side in zip(size, sides, strict=True))
     resized = torch.nn.functional.interpolate(planes, scale_factor=factors, mode="bilinear", antialias=True)
-    array: _Array = resized[0].permute(1, 2, 0).numpy()
+    array: _Pixels = resized[0].permute(1, 2, 0).numpy()
     return array[: size[0], : size[1]]

@@ -29,7 +29,7 @@ MAX_DEPTH = 64
 MAX_NODES = 1 << 15
 MAX_TEXT = 1 << 24
 
-Path = tuple[Any, ...]
+NodePath = tuple[Any, ...]
 
 # Start and end of a variable leaf in a record, and its slots: the shape of an array.
 LeafSpan = tuple[int, int, tuple[int, ...]]
@@ -57,7 +57,7 @@ class Node:
     """
 
     kind: str
-    path: Path
+    path: NodePath
     const: Any = None
     keys: tuple[Any, ...] = ()
     children: tuple[Node, ...] = ()
@@ -139,7 +139,7 @@ def stored_fields(text: str) -> list[Node]:
 
 
 def _parse_tree(
-    tree: Any, path: Path, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
+    tree: Any, path: NodePath, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
 ) -> Node:
     """Parse a tree of JSON to a node; `numbers` counts the nodes of a schema from 0, the sample itself."""
     if next(numbers) > MAX_NODES or len(path) > MAX_DEPTH:
@@ -166,7 +166,7 @@ def _parse_tree(
     return Node(kind, path, const=const, keys=keys, children=nodes)
 
 
-def _parse_leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
+def _parse_leaf(kind: str, path: NodePath, parameters: list[Any]) -> Node:
     if kind == "none" and not parameters:
         return Node(kind, path, nbytes=0)
     if kind == "array":
@@ -193,7 +193,7 @@ def _parse_leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
     return Node(kind, path, const, dtype=dtype, shape=(), nbytes=nbytes, align=align, code=code)
 
 
-def _parse_array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
+def _parse_array(kind: str, path: NodePath, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
     align = dtypes.alignment(memory)
     if type(shape) is int:
         if not 0 < shape <= dtypes.MAX_NDIM:
@@ -267,7 +267,7 @@ class Layout:
             raise CorruptRecordError(f"record of {total} bytes, its leaves end at {end}")
         return spans
 
-    def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[Path, tuple[_Ints, _Ints, _Ints]] | None:
+    def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[NodePath, tuple[_Ints, _Ints, _Ints]] | None:
         """Return start, end and dimensions of the variable leaves of many records, by path.
 
         Args:
@@ -277,7 +277,7 @@ class Layout:
         """
         if not len(slots) or slots.min(initial=0) < 0:
             return None
-        found: dict[Path, tuple[_Ints, _Ints, _Ints]] = {}
+        found: dict[NodePath, tuple[_Ints, _Ints, _Ints]] = {}
         at, end = 0, np.full(len(slots), self.data_offset, np.int64)
         for i in self.variable:
             leaf = self.leaves[i]

@@ -15,13 +15,13 @@ import numpy as np
 
 from edcache import format
 from edcache.base import Ints
-from edcache.dataset.root import Reading, Root
+from edcache.dataset.root import Reading, SampleRoot
 from edcache.reader import Session
 from edcache.storage import Prefetch
 
 logger = logging.getLogger("edcache")
 
-Item = TypeVar("Item")
+OrderItem = TypeVar("OrderItem")
 Shares = list[tuple[Session, Ints]]
 """Samples of several archives: the session of each, and indices int64 [n]."""
 _Range = tuple[int, int]
@@ -52,7 +52,7 @@ def looking_ahead(
     return Ahead(sessions, lambda low, high: [*_far_shares(reading, positions(low, high), epoch)], 0, count)
 
 
-def _far_sessions(root: Root) -> list[Session]:
+def _far_sessions(root: SampleRoot) -> list[Session]:
     """List the sessions of far archives that a look-ahead can fetch from."""
     found = [reader.session for reader in root.readers if reader.local is not None]
     return [session for session in found if session.file.ahead is not None and session.index.present]
@@ -89,7 +89,7 @@ class Ahead:
         """Start to fetch: the first batch is made."""
         self._begun.set()
 
-    def follow(self, items: Iterator[Item], step: int, *, tells: bool = False) -> Iterator[Item]:
+    def follow(self, items: Iterator[OrderItem], step: int, *, tells: bool = False) -> Iterator[OrderItem]:
         """Yield the items of the order, `step` at a time, while later ones are fetched.
 
         tells: True if `begin` will be called.

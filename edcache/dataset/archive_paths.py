@@ -12,12 +12,12 @@ from edcache import writer
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError
 from edcache.storage import absolute, scheme_of
 
-Path: TypeAlias = "str | os.PathLike[str]"
+StrPath: TypeAlias = "str | os.PathLike[str]"
 
 _SUFFIX = ".zip"
 
 
-def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
+def expand_paths(paths: StrPath | Iterable[StrPath]) -> list[str] | None:
     """List the archives of a list, a glob or a folder; None for the path of one file.
 
     Args:

@@ -19,7 +19,7 @@ from edcache.base import (
     provisional,
     takes,
 )
-from edcache.dataset.archive_paths import Path, expand_paths
+from edcache.dataset.archive_paths import StrPath, expand_paths
 from edcache.dataset.build import Building
 from edcache.dataset.combined import Concat, add
 from edcache.dataset.indexing import T_co, info_of
@@ -155,19 +155,19 @@ class CachedDataset(Whole[T_co]):
     @classmethod
     @overload
     def from_cache(  # type: ignore[overload-overlap]  # a str is an iterable of str
-        cls, path: Path, name: str | None = None, **keywords: Unpack[base.OpenKeywords]
+        cls, path: StrPath, name: str | None = None, **keywords: Unpack[base.OpenKeywords]
     ) -> CachedDataset: ...
 
     @classmethod
     @overload
     def from_cache(
-        cls, path: Iterable[Path], name: None = None, **keywords: Unpack[base.OpenKeywords]
+        cls, path: Iterable[StrPath], name: None = None, **keywords: Unpack[base.OpenKeywords]
     ) -> Concat: ...
 
     @classmethod
     @takes(OpenOptions)
     def from_cache(
-        cls, path: Path | Iterable[Path], name: str | None = None, **keywords: Any
+        cls, path: StrPath | Iterable[StrPath], name: str | None = None, **keywords: Any
     ) -> CachedDataset | Concat:
         """Open an archive, or several as one dataset, without the source dataset.
 

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 from edcache.base import EdcacheError, Ints, OptionError
 from edcache.dataset.indexing import info_of, reading_of
 from edcache.dataset.keys import found_keys
-from edcache.dataset.root import Reading, Root, Share
+from edcache.dataset.root import Reading, SampleRoot, Share
 from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples, Whole
 from edcache.format import Failure, Key, pa, unify
@@ -86,7 +86,7 @@ def add(one: Samples, other: Any) -> Any:
     return concat([one, other]) if isinstance(other, Samples) else ConcatDataset([one, other])
 
 
-class Chained(Root):
+class Chained(SampleRoot):
     """Root of `Concat`. bounds: the index of the first sample of each part, and behind the last."""
 
     called, shown = "concat", "Concat"
@@ -164,12 +164,12 @@ class Chained(Root):
         """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
         state, together = self._together
         # Cached for every batch: there may be thousands of parts.
-        if state == (Root.times_set, last_change()):
+        if state == (SampleRoot.times_set, last_change()):
             return together
         sessions: list[Session] = []
         with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
             sessions += [part.root.readers[0].session for part in self.parts if _is_plain(part)]
-        state = Root.times_set, last_change()
+        state = SampleRoot.times_set, last_change()
         known = [] if together is None else together.sessions
         if len(sessions) < max(2, len(self.parts)):
             together = None
@@ -196,7 +196,7 @@ def _is_plain(part: Reading) -> bool:
     return part.is_whole and root.transform is None and not root.parts and not root.computes
 
 
-class Turns(Root):
+class Turns(SampleRoot):
     """Root of `Variants`: part e mod n has the samples of epoch e."""
 
     called, shown, is_divided = "variants", "Variants", False
@@ -218,7 +218,7 @@ class Turns(Root):
         return _divided(self.parts, which, indices)
 
 
-class Sides(Root):
+class Sides(SampleRoot):
     """Root of `Zipped`: each part has fields of all samples."""
 
     called, shown, is_divided = "zip_fields", "Zipped", False
@@ -264,7 +264,7 @@ class Combined(Whole):
 
     called: ClassVar[str] = ""
     parts: tuple[Samples, ...] = ()
-    _joined: ClassVar[type[Root]]
+    _joined: ClassVar[type[SampleRoot]]
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:

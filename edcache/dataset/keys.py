@@ -11,7 +11,7 @@ import numpy as np
 from edcache import identity
 from edcache.base import Ints, MissingSampleError
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.root import Reading, Root
+from edcache.dataset.root import Reading, SampleRoot
 from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
 
 
@@ -104,7 +104,7 @@ def stores_records(dataset: Readable[Any]) -> bool:
     return _stores_records(reading_of(dataset).root)
 
 
-def _stores_records(root: Root) -> bool:
+def _stores_records(root: SampleRoot) -> bool:
     settings = [part.settings() for part in root.parts]
     is_alike = root.is_divided and all(one == settings[0] for one in settings)
     return is_alike and not root.computes and all(_stores_records(part.root) for part in root.parts)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Floats = npt.NDArray[np.float64]
-Column = str | npt.ArrayLike
+LabelOrValues = str | npt.ArrayLike
 """A label's name, or one value for each sample."""
 
 
@@ -54,7 +54,7 @@ class Balanced(EpochSampler):
     def __init__(
         self,
         ds: Sized,
-        label: Column,
+        label: LabelOrValues,
         num_samples: int | None = None,
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
@@ -102,7 +102,7 @@ class Weighted(EpochSampler):
     def __init__(
         self,
         ds: Sized,
-        weights: Column,
+        weights: LabelOrValues,
         num_samples: int | None = None,
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
@@ -164,7 +164,7 @@ class ByLength(EpochSampler):
     def __init__(
         self,
         ds: Sized,
-        lengths: Column,
+        lengths: LabelOrValues,
         batch_size: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
@@ -342,7 +342,7 @@ def _buckets(
 # ----------------------------------------------------------------------------------- columns
 
 
-def column_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
+def column_of(ds: Sized, column: LabelOrValues) -> npt.NDArray[Any]:
     """Return one value per sample: [len(ds)]."""
     labels: Mapping[str, npt.NDArray[Any]] | None = getattr(ds, "labels", None)
     if isinstance(column, str) and labels is None:
@@ -360,7 +360,7 @@ def column_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
     return values
 
 
-def numbers_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
+def numbers_of(ds: Sized, column: LabelOrValues) -> npt.NDArray[Any]:
     """Return one number per sample, none missing: [len(ds)], integers, floats or bools."""
     values = column_of(ds, column)
     missing = _is_missing(values)
@@ -379,7 +379,7 @@ def numbers_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
     return values
 
 
-def _named(column: Column) -> str:
+def _named(column: LabelOrValues) -> str:
     return f'label "{column}"' if isinstance(column, str) else "an array"
 
 

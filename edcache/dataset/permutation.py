@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from edcache.base import Ints, once
 
-_Words = npt.NDArray[np.uint64]
+_Uints = npt.NDArray[np.uint64]
 
 _VERSION = 1
 # Fractions of the golden ratio and of pi, as odd numbers of 64 bits.
 _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0x243F6A8885A308D3
 # Most elements of a shuffled list: 60,000 take 1 ms (the network: 8), 2**20 25 ms (35) and 8 MiB, 2**22 170 ms (140).
-_LISTED = 1 << 20
+_MOST_SHUFFLED = 1 << 20
 # Up to these elements, more rounds make each order as likely as any other.
 _FEW = 1 << 16
 _ROUNDS, _ROUNDS_OF_FEW = 10, 24
@@ -42,7 +42,7 @@ def word(*key: int) -> int:
     return int.from_bytes(hashlib.shake_128(text.encode()).digest(8), "little")
 
 
-def words(first: int, *numbers: Ints) -> _Words:
+def words(first: int, *numbers: Ints) -> _Uints:
     """Hash each combination of numbers of 0 or more to a word, by SplitMix64: uint64 [n]."""
     mixed = np.array([first], np.uint64)
     for number in numbers:
@@ -53,7 +53,7 @@ def words(first: int, *numbers: Ints) -> _Words:
     return mixed
 
 
-def permuted(positions: Ints, counts: Ints, words: _Words) -> Ints:
+def permuted(positions: Ints, counts: Ints, words: _Uints) -> Ints:
     """Permute positions, each in its own order of `counts` elements: int64 [n].
 
     counts, words: one for each position, or arrays [1] for all.
@@ -78,7 +78,7 @@ def permuted(positions: Ints, counts: Ints, words: _Words) -> Ints:
     return taken.view(np.int64)
 
 
-def _root(squares: _Words) -> _Words:
+def _root(squares: _Uints) -> _Uints:
     """Compute integer square roots; the floats' may be off by one above 2**52."""
     roots = np.sqrt(squares.astype(np.float64)).astype(np.uint64)
     roots -= roots * roots > squares
@@ -86,13 +86,13 @@ def _root(squares: _Words) -> _Words:
     return roots
 
 
-def _round_keys(words: _Words, rounds: int) -> Iterator[_Words]:
+def _round_keys(words: _Uints, rounds: int) -> Iterator[_Uints]:
     for _ in range(rounds):
         yield words
         words = words + np.uint64(_FIRST)
 
 
-def _network(positions: _Words, low_size: Any, high_size: Any, keys: Iterable[Any]) -> _Words:
+def _network(positions: _Uints, low_size: Any, high_size: Any, keys: Iterable[Any]) -> _Uints:
     """Run all rounds once."""
     high, low = np.divmod(positions, low_size)
     size, other = low_size, high_size
@@ -153,7 +153,7 @@ class Computed:
         raise NotImplementedError
 
 
-def permutation(count: int, *key: int) -> Listed | Permutation:
+def permutation(count: int, *key: int) -> ShuffledArray | Permutation:
     """Return a random order of 0 to count - 1, a function of the count and of a key.
 
     Args:
@@ -162,17 +162,17 @@ def permutation(count: int, *key: int) -> Listed | Permutation:
 
     It is pickled as count and key.
     """
-    return (Listed if count <= _LISTED else Permutation)(count, *key)
+    return (ShuffledArray if count <= _MOST_SHUFFLED else Permutation)(count, *key)
 
 
-class Listed:
+class ShuffledArray:
     """Shuffled array, made at its first use. Cost: 20 ns and 8 bytes a position."""
 
     def __init__(self, count: int, *key: int) -> None:
         self._count, self._key = count, key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Listed, (self._count, *self._key)
+        return ShuffledArray, (self._count, *self._key)
 
     @once
     def _order(self) -> Ints:

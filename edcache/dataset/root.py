@@ -1,8 +1,9 @@
-"""`Reading`: which samples a dataset has, and how it changes them; `Root`: where they are, in an `Archive` or in parts.
+"""`Reading`: which samples a dataset has, and how it changes them; `SampleRoot`: where they are, in archives or parts.
 
 Every dataset of a user holds one `Reading`: a selection, fields and a function over a root. A root is an archive, or it
-joins readings: one after the other, fields side by side, one of them an epoch. `Root.shares` alone says where samples
-lie. `stored` follows it down to archives; look-ahead, chunks, saving, keys and schemas are functions of its shares.
+joins readings: one after the other, fields side by side, one of them an epoch. `SampleRoot.shares` alone says where
+samples lie. `stored` follows it down to archives; look-ahead, chunks, saving, keys and schemas are functions of its
+shares.
 
 - A *position* counts in a reading, an *index* in a root, a *place* among the samples of one request. All are from 0 on:
   `Reading.asked` is where a user's negative numbers end.
@@ -53,7 +54,7 @@ class Share(NamedTuple):
     part: Reading
     positions: Ints
     places: Ints
-    change: tuple[Reading | Root, str] | None = None
+    change: tuple[Reading | SampleRoot, str] | None = None
 
     @property
     def session(self) -> Session:
@@ -62,7 +63,7 @@ class Share(NamedTuple):
         return reader.session
 
 
-class Root:
+class SampleRoot:
     """Samples by index, underneath datasets and views: of parts, or of an archive, which has none.
 
     A subclass says how long it is, where its samples are, which labels they have, and which keys.
@@ -129,7 +130,7 @@ class Root:
         """Archives underneath."""
         return [reader for part in self.parts for reader in part.root.readers]
 
-    def reread(self, change: Callable[[Reader], Reader]) -> Root:
+    def reread(self, change: Callable[[Reader], Reader]) -> SampleRoot:
         """Copy this root with other readers."""
         return type(self)([part.reread(change) for part in self.parts])
 
@@ -188,7 +189,7 @@ class Root:
 
 
 @dataclass(eq=False, repr=False)
-class Archive(Root):
+class Archive(SampleRoot):
     """Root of the samples of an archive.
 
     Attributes:
@@ -336,7 +337,7 @@ class Reading:
         repeats: True if it was made to have samples several times.
     """
 
-    root: Root
+    root: SampleRoot
     selection: Selection | None = None
     fields: Projection | None = None
     transform: Transform = None
@@ -371,7 +372,7 @@ class Reading:
         return self.transform is not None or self.root.transform is not None
 
     @property
-    def change(self) -> tuple[Reading | Root, str] | None:
+    def change(self) -> tuple[Reading | SampleRoot, str] | None:
         """See `Share.change`; of the parts nothing is known."""
         if self.has_transform:
             return self, "a transform changes them"
@@ -534,7 +535,7 @@ class Reading:
 
 
 def _followed(
-    reading: Reading, positions: Ints, places: Ints, change: tuple[Reading | Root, str] | None
+    reading: Reading, positions: Ints, places: Ints, change: tuple[Reading | SampleRoot, str] | None
 ) -> Iterator[Share]:
     """Yield the shares of `Reading.stored`. change: of a dataset that this one is a part of."""
     root, indices = reading.root, reading.indices_at(positions)
@@ -548,7 +549,7 @@ def _followed(
         yield from _followed(share.part, share.positions, places[share.places], change)
 
 
-def set_transform(of: Reading | Root, function: Transform) -> None:
-    """Set the function of each sample; a root that reads archives as one notices by `Root.times_set`."""
-    Root.times_set += 1
+def set_transform(of: Reading | SampleRoot, function: Transform) -> None:
+    """Set the function of each sample; a root that reads archives as one notices by `SampleRoot.times_set`."""
+    SampleRoot.times_set += 1
     of.transform = base.checked_function("transform", function)

@@ -13,7 +13,7 @@ from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.ordering import grouped
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
-from edcache.dataset.root import Reading, Root
+from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.selection import Selection, Shuffled, shuffled
 from edcache.dataset.state import State
 
@@ -221,7 +221,7 @@ def chunks_of(reading: Reading, positions: Ints | None = None) -> Ints:
     return numbers
 
 
-def chunk_size(root: Root) -> int | None:
+def chunk_size(root: SampleRoot) -> int | None:
     """Return the average number of samples in a chunk; None if they are not stored in their order."""
     if not root.parts:
         session = root.readers[0].session

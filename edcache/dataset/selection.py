@@ -99,7 +99,7 @@ class Cycle(Selection):
         return Cycle(numbers, self.base)
 
 
-class Order(Protocol):
+class Bijection(Protocol):
     """Bijection of [0, n), such as `permutation` returns."""
 
     def at(self, position: int) -> int: ...
@@ -113,7 +113,7 @@ class Shuffled(Selection):
 
     numbers: range
     base: Selection
-    order: Order
+    order: Bijection
 
     def at(self, position: int) -> int:
         return self.base.at(self.order.at(self.numbers[position]))

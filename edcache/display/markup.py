@@ -17,10 +17,10 @@ class Markup(str):
     __slots__ = ()
 
 
-Part: TypeAlias = "str | Iterable[Part]"
+MarkupPart: TypeAlias = "str | Iterable[MarkupPart]"
 
 
-def element(tag: str, *children: Part, **attributes: object) -> Markup:
+def element(tag: str, *children: MarkupPart, **attributes: object) -> Markup:
     """Write an element with its children; `class_` is the attribute class, and None leaves an attribute out.
 
     >>> element("b", "1 < 2", title="ordered")
@@ -46,12 +46,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     return element("table", line("th", header), (line("td", row) for row in listed))
 
 
-def fragment(*parts: Part) -> Markup:
+def fragment(*parts: MarkupPart) -> Markup:
     """Put parts in a box with a style of its own, for light and dark notebooks."""
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
 
 
-def _escape(part: Part) -> str:
+def _escape(part: MarkupPart) -> str:
     if isinstance(part, Markup):
         return part
     if not isinstance(part, str):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError
-from edcache.codec import ImageFile, format_of
+from edcache.codec import Array, ImageFile, format_of
 from edcache.display.tree import as_array, leaves_of
 
 MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
@@ -28,7 +28,6 @@ _SHOWN_LINES: Final = 8
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
 _COLOR_TYPES: Final = {1: 0, 3: 2, 4: 6}
-Array = npt.NDArray[Any]
 
 
 class Media(NamedTuple):

@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     """
 
     timeout = 60
-    server: _Server
+    server: _PageServer
 
     def version_string(self) -> str:
         """Return a name without Python's version."""
@@ -178,7 +178,7 @@ def _number(query: dict[str, str], name: str) -> int:
     return int(text)
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     """Listening socket, token, and the datasets that are shown."""
 
     daemon_threads = True
@@ -201,7 +201,7 @@ class Viewer:
 
     def __init__(self, shown: Sequence[Shown], port: int | None = None, where: str = "") -> None:
         try:
-            self._server = _Server(shown, port or 0)
+            self._server = _PageServer(shown, port or 0)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise StorageError(f"port {port}: cannot listen there: {reason}; leave the port out") from error

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from torch.utils.data import Dataset
 
-from edcache.base import OptionError, SampleIndexError, warn
-from edcache.codec import Decode, ImageFile
+from edcache.base import Decode, OptionError, SampleIndexError, warn
+from edcache.codec import ImageFile
 
 _EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _FRESH_SECONDS: Final = 1.0

@@ -85,7 +85,7 @@ def true_rows(truth: Truth) -> Mask:
     return masks[0] if len(masks) == 1 else np.concatenate([np.empty(0, np.bool_), *masks])
 
 
-class Column:
+class ComparedColumn:
     """Left side of comparisons; each returns a `Truth`, unknown for a missing value.
 
     Raises UnknownLabelError; its methods raise LabelError for a value that this column does not compare with.
@@ -172,7 +172,7 @@ class Column:
             raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
         return self._column.cast(pa.bool_())
 
-    def compare_column(self, operation: str, other: Column) -> Truth:
+    def compare_column(self, operation: str, other: ComparedColumn) -> Truth:
         """Evaluate `column <operation> other column`, unknown if one of them has no value."""
         if "null" in (self._family, other._family):
             return pa.chunked_array([pa.nulls(len(self._column), pa.bool_())])

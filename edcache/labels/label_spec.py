@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from edcache.base import LabelError, OptionError, article, shown
 from edcache.format import MAX_NAME_NBYTES, column_name
 
-FieldPath: TypeAlias = "str | int | tuple[str | int, ...]"
-LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any] | OfIndex"
+LabelPath: TypeAlias = "str | int | tuple[str | int, ...]"
+LabelSource: TypeAlias = "LabelPath | Callable[[Any], Any] | OfIndex"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,17 +6,15 @@ from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import LabelError, OptionError, SampleIndexError
+from edcache.base import Ints, LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
-
-Rows: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Labels(Mapping[str, npt.NDArray[Any]]):
@@ -41,7 +39,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._stored = table
         self._num_rows = num_rows
         self._parent: Labels | None = None  # the labels of the whole dataset
-        self._rows: Rows | None = None
+        self._rows: Ints | None = None
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         # The labels of the whole dataset keep them for all views.
         self._columns: dict[str, pa.ChunkedArray] = {}
@@ -194,7 +192,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return values
 
 
-def origin(labels: Labels) -> tuple[Labels, Rows | None]:
+def origin(labels: Labels) -> tuple[Labels, Ints | None]:
     """Return the labels of the whole dataset, and the rows of this view; None for all in order."""
     return labels._whole, labels._rows
 
@@ -234,7 +232,7 @@ def is_array(index: Any) -> bool:
         return False
 
 
-def checked_indices(indices: Any, length: int) -> Rows:
+def checked_indices(indices: Any, length: int) -> Ints:
     """Convert an array or a list of indices in [-length, length), or a bool mask, to int64 in [0, length).
 
     Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`; OptionError, neither integers nor a mask.

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelError, OptionError, described, shown, suggestion, unknown_label, warn
+from edcache.base import Ints, LabelError, OptionError, described, shown, suggestion, unknown_label, warn
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
-from edcache.labels.compare import Column, Mask, Truth, both, true_rows
-from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
+from edcache.labels.compare import ComparedColumn, Mask, Truth, both, true_rows
+from edcache.labels.labels import Labels, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
 
 # Values that a message names, and values among which it looks for a misspelt one.
 _NAMED, _SIMILAR = 8, 1000
 
 
-def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
+def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Ints:
     """Find the rows of `labels` that fulfil every condition, and `where`.
 
     Args:
@@ -48,15 +48,15 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         read_together(labels, conditions)
     masks: list[Mask] = []  # of the rows of `labels`
     found: list[Truth] = []  # of the rows seen
-    columns: dict[str, Column] = {}
+    columns: dict[str, ComparedColumn] = {}
     for name, value in conditions.items():
         if callable(value):
             what = f'the condition on label "{name}"'
             masks.append(_call(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
         else:
-            columns[name] = Column(name, seen)
+            columns[name] = ComparedColumn(name, seen)
             found.append(_condition(columns[name], value))
-    chosen: Rows | None = None
+    chosen: Ints | None = None
     if isinstance(where, str):
         found.append(where_truth(where, seen, columns))
     elif callable(where):
@@ -77,10 +77,10 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     return fulfilling
 
 
-def _warn_of_absent(columns: Mapping[str, Column], labels: Labels) -> None:
+def _warn_of_absent(columns: Mapping[str, ComparedColumn], labels: Labels) -> None:
     """Warn of the first text of a condition that no row has: it may be misspelt."""
     for name, column in columns.items():
-        every = Column(name, labels)
+        every = ComparedColumn(name, labels)
         for texts in column.texts:
             if texts and labels.num_rows and not true_rows(every.one_of(texts)).any():
                 known, sought = every.unique(), " or ".join(map(shown, texts[:_NAMED]))
@@ -90,7 +90,7 @@ def _warn_of_absent(columns: Mapping[str, Column], labels: Labels) -> None:
                 return
 
 
-def _condition(column: Column, value: Any) -> Truth:
+def _condition(column: ComparedColumn, value: Any) -> Truth:
     if isinstance(value, slice):
         raise LabelError(
             f'label "{column.name}": a slice is not a condition; give a value, a list of values, or '
@@ -103,7 +103,7 @@ def _condition(column: Column, value: Any) -> Truth:
     return column.compare("==", value)
 
 
-def _rows(where: object, num_rows: int) -> Rows:
+def _rows(where: object, num_rows: int) -> Ints:
     """Convert a mask, or rows, to rows."""
     try:
         array = _as_array(where)

@@ -31,7 +31,7 @@ from functools import reduce
 from typing import TypeAlias
 
 from edcache.base import OptionError, UnknownLabelError
-from edcache.labels.compare import Column, Truth, both, either, opposite
+from edcache.labels.compare import ComparedColumn, Truth, both, either, opposite
 from edcache.labels.labels import Labels, read_together
 
 Literal: TypeAlias = "bool | int | float | str | None"
@@ -56,7 +56,7 @@ _HINTS = {
 }
 
 
-def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = None) -> Truth:
+def where_truth(text: str, labels: Labels, columns: dict[str, ComparedColumn] | None = None) -> Truth:
     """Evaluate a where-string of at most 10,000 characters over the rows of `labels`.
 
     columns: gets the compared columns. Raises OptionError, which names the column of text,
@@ -87,7 +87,7 @@ def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = N
 class _Where:
     """Walk through the syntax tree of a where-string; it refuses nodes that are not allowed by name."""
 
-    def __init__(self, text: str, labels: Labels, columns: dict[str, Column]) -> None:
+    def __init__(self, text: str, labels: Labels, columns: dict[str, ComparedColumn]) -> None:
         self._text = text
         self._labels = labels
         self._columns = columns
@@ -161,19 +161,19 @@ class _Where:
             raise self._refusal(right, f"{operation} orders no None")
         return column.compare(operation, value)
 
-    def _other(self, node: ast.expr) -> Column | None:
+    def _other(self, node: ast.expr) -> ComparedColumn | None:
         """Return the column on the right side of a comparison, if it is one."""
         try:
             return self._column(node)
         except UnknownLabelError as error:
             raise UnknownLabelError(f'{error}; write text in quotes: "{self._name(node)}"') from None
 
-    def _column(self, node: ast.expr) -> Column | None:
+    def _column(self, node: ast.expr) -> ComparedColumn | None:
         name = self._name(node)
         if name is None:
             return None
         if name not in self._columns:
-            self._columns[name] = Column(name, self._labels)
+            self._columns[name] = ComparedColumn(name, self._labels)
         return self._columns[name]
 
     def _name(self, node: ast.AST) -> str | None:

@@ -17,7 +17,7 @@ from edcache.storage import ByteSource
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 
-Part = tuple[int, int] | None
+ByteRange = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""
 
 
@@ -66,7 +66,7 @@ class Checks:
 
     # --- one record ---
 
-    def record(self, index: int, row: Row, wanted: Part = None) -> None:
+    def record(self, index: int, row: Row, wanted: ByteRange = None) -> None:
         """Check a record of the mapped file, or at least its bytes `wanted`.
 
         Raises:
@@ -175,7 +175,7 @@ class Checks:
             for index in indices.tolist():
                 self.check_place(index, self.index.row(index))
 
-    def group(self, indices: Ints, wanted: Part) -> Check | None:
+    def group(self, indices: Ints, wanted: ByteRange) -> Check | None:
         """Make the check of the records of some samples; None if all were checked."""
         if self.is_done:
             return None
@@ -188,7 +188,7 @@ class Checks:
 
         return check
 
-    def samples(self, indices: Ints, wanted: Part = None) -> None:
+    def samples(self, indices: Ints, wanted: ByteRange = None) -> None:
         """Check the records of samples in the mapped file; raises as `record`."""
         if self.is_done or not len(indices):
             return

@@ -35,7 +35,7 @@ class Spans(NamedTuple):
     dims: Ints
 
 
-class Source(Protocol):
+class RecordArchive(Protocol):
     """Archive of records, or several, for the text of errors."""
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
@@ -79,7 +79,7 @@ class Group:
 
     Args:
         records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], the samples, for `records.sizes` and for the names of records in `source`.
+        rows: int64 [n], the samples, for `records.sizes` and for the names of records in `archive`.
         fields: to read of each; None for all.
         check: checks the records of a slice; None if all were checked.
         is_regular: True if a gather of fields of fixed size stays within each record.
@@ -92,14 +92,14 @@ class Group:
         records: GroupRecords,
         start: Ints,
         rows: Ints,
-        source: Source,
+        archive: RecordArchive,
         fields: Projection | None = None,
         check: Check | None = None,
         is_regular: bool = True,
     ) -> None:
         self.records, self.decoder, self.view = records, records.decoder, records.view
         self.start, self.rows = start, rows
-        self._source, self.fields = source, fields
+        self._archive, self.fields = archive, fields
         self.check, self.is_regular = check, is_regular
         self.places = start >> _LATTICE_BITS
 
@@ -209,7 +209,7 @@ class Group:
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        return self._source.placed(error, int(self.rows[row]))
+        return self._archive.placed(error, int(self.rows[row]))
 
     def _make_decode(self) -> Callable[[memoryview], Any]:
         """Return the function that decodes a record to a sample, or its fields."""
@@ -219,7 +219,7 @@ class Group:
         plan = planned(fields, decoder)
         if plan is not None:
             return plan.decode
-        labels = dict(self._source.label_columns)
+        labels = dict(self._archive.label_columns)
         return lambda record: fields.of_sample(decoder.decode(record), labels)
 
     def record(self, row: int) -> memoryview:

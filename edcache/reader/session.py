@@ -24,7 +24,7 @@ from edcache.format import (
     StoredLabels,
 )
 from edcache.labels import checked_indices
-from edcache.reader.checks import Checks, Part
+from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.group import Group, GroupRecords, loaded, too_short
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
@@ -469,7 +469,7 @@ class Session:
             raise
 
 
-def _wanted(fields: Projection, decoder: Decoder) -> Part:
+def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:
     """Return the bytes of a record in which fields lie; None for all of it."""
     plan = planned(fields, decoder)
     return None if plan is None else plan.wanted

@@ -11,7 +11,7 @@ import numpy as np
 from edcache import base, format
 from edcache.base import Ints
 from edcache.format import BLOCK_NBYTES, Place
-from edcache.reader.checks import Checks, Part
+from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.index import Row
 from edcache.storage import ByteSource
 
@@ -136,7 +136,7 @@ class Stored:
 
     # --- mapped ---
 
-    def locate(self, indices: Ints, wanted: Part) -> Ints:
+    def locate(self, indices: Ints, wanted: ByteRange) -> Ints:
         """Return the offset of records of the mapped file: int64 [n]. They are read ahead, and checked later.
 
         Args:
@@ -153,7 +153,7 @@ class Stored:
 
     # --- one record ---
 
-    def record(self, index: int, row: Row, wanted: Part = None) -> memoryview:
+    def record(self, index: int, row: Row, wanted: ByteRange = None) -> memoryview:
         """Return the stored bytes of one record; the wanted ones are checked, others may be zero."""
         wanted = None if row[4] & format.COMPRESSED else wanted
         offset, nbytes = row[:2]
@@ -171,7 +171,7 @@ class Stored:
                 self._extents.announce(start, start + nbytes)
         return self._read_mapped(index, row, wanted)
 
-    def _read_mapped(self, index: int, row: Row, wanted: Part) -> memoryview:
+    def _read_mapped(self, index: int, row: Row, wanted: ByteRange) -> memoryview:
         assert self._view is not None
         if not self._checks.is_done:
             self._checks.record(index, row, wanted)
@@ -181,7 +181,7 @@ class Stored:
 
     # --- many records ---
 
-    def records(self, indices: Sequence[int], wanted: Sequence[Part]) -> list[Piece]:
+    def records(self, indices: Sequence[int], wanted: Sequence[ByteRange]) -> list[Piece]:
         """Return the records of some samples, or at least the wanted bytes of each; by request, in one fetch.
 
         Raises:
@@ -253,7 +253,7 @@ class Stored:
         return Piece(0, data[:nbytes])
 
 
-def _blocks(row: Row, wanted: Part) -> tuple[int, int] | None:
+def _blocks(row: Row, wanted: ByteRange) -> tuple[int, int] | None:
     """Round wanted bytes (start, end) to blocks; None if the whole record is read."""
     nbytes, flags = row[1], row[4]
     if wanted is None or nbytes <= BLOCK_NBYTES or flags & format.COMPRESSED:

@@ -33,7 +33,7 @@ from edcache.base import ArchiveError, CorruptArchiveError, Ints, StaleArchiveEr
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.group import Group
+from edcache.writer.group import EntryGroup
 from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
@@ -346,7 +346,7 @@ class Appender:
         if chunk.continues:
             chunk = chunk.moved(self.chain.end_index)
         labels = self.joinable(chunk.labels, self.label_schema())
-        group = Group(self.file, self.chain)
+        group = EntryGroup(self.file, self.chain)
         with self.giving_back_space():
             entry = group.write_chunk(format.CHUNK, chunk, labels)
             if max_bytes is not None and entry.next > max_bytes:
@@ -384,7 +384,7 @@ class Appender:
 
     def _amend(self, changes: Mapping[str, object]) -> None:
         text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-        group = Group(self.file, self.chain)
+        group = EntryGroup(self.file, self.chain)
         with self.giving_back_space():
             group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
             headers = group.headers(self.chain.durable)

@@ -43,7 +43,7 @@ class Entry:
         return format.align(self._start + self._nbytes, format.PAGE)
 
 
-class Group:
+class EntryGroup:
     """Entries that are published together: their payloads, then headers from last to first.
 
     So a kill leaves all of them or none.

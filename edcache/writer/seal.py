@@ -19,7 +19,7 @@ from edcache.base import ArchiveError, Ints, LabelError
 from edcache.format import Chain, Column, Contents, Failure, Header, KeysPlace, Root, pa
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.group import Group, linked
+from edcache.writer.group import EntryGroup, linked
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
 def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -> None:
     """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root."""
     chain, file = appender.chain, appender.file
-    group = Group(file, chain)
+    group = EntryGroup(file, chain)
     start = chain.cursor.offset
     with appender.giving_back_space():
         parts = [] if order is None else _write_parts(appender, group, order.parts)
@@ -120,7 +120,7 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
     appender.sync()
 
 
-def _write_parts(appender: Appender, group: Group, chunks: Iterable[Chunk]) -> list[Header]:
+def _write_parts(appender: Appender, group: EntryGroup, chunks: Iterable[Chunk]) -> list[Header]:
     """Write chunks as parts of a group; returns headers that tell where they are."""
     parts, known = [], appender.label_schema()
     for chunk in chunks:
@@ -130,7 +130,7 @@ def _write_parts(appender: Appender, group: Group, chunks: Iterable[Chunk]) -> l
     return parts
 
 
-def _indexed(chain: Chain, contents: Contents, group: Group, order: Order | None, parts: int) -> Root:
+def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order | None, parts: int) -> Root:
     """Write the index; returns its root, without label columns. parts: their number."""
     failures = {index: failure for index, (_, failure) in chain.failures.items()}
     if order is not None:
@@ -185,7 +185,12 @@ def _rows(contents: Contents, order: Ints | None) -> Iterator[tuple[int, int, fo
 
 
 def _written_labels(
-    appender: Appender, change: LabelChange, contents: Contents, root: Root, group: Group, order: Ints | None
+    appender: Appender,
+    change: LabelChange,
+    contents: Contents,
+    root: Root,
+    group: EntryGroup,
+    order: Ints | None,
 ) -> tuple[dict[str, Column], KeysPlace | None]:
     """Write the label columns that the last root lacks or that change, and the table of keys if they do.
 
@@ -231,7 +236,9 @@ def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
     return (samples >= 0) & (samples < length)
 
 
-def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> Column:
+def _write(
+    group: EntryGroup, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool
+) -> Column:
     """Write a label column as an Arrow file."""
     entry = group.entry(format.COLUMN, format.column_name(name))
     format.write_column(entry.write, name, kind, arrays)
@@ -278,7 +285,7 @@ class _Keys:
             self._rows += len(array)
             yield array
 
-    def write(self, group: Group) -> KeysPlace:
+    def write(self, group: EntryGroup) -> KeysPlace:
         """Write the table."""
         none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
         table, crc, count = format.pack_keys(

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 from written import write
 
 from edcache import CachedDataset, Decoding, ImageFile
-from edcache.codec.images import part_of
+from edcache.codec.images import crop_of
 from edcache.errors import ImageError, OptionError
 
 Image, ImageOps = Library("PIL.Image"), Library("PIL.ImageOps")
@@ -123,7 +123,7 @@ def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch
 
 def test_what_is_resized_keeps_its_layout():
     """torch would make planes, which takes as long as half of the resize, and the caller turn them back."""
-    resized = part_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)), (20, 30))
+    resized = crop_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)), (20, 30))
     assert resized.shape == (20, 30, 3)
     assert resized.flags.c_contiguous
 

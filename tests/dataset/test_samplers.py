@@ -24,7 +24,7 @@ from written import written
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.root import Reading, Root
+from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.samplers import chunk_size, chunks_of
 from edcache.errors import OptionError, UnknownLabelError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
@@ -32,7 +32,7 @@ from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 COUNT = 203
 
 
-class Chunked(Root):
+class Chunked(SampleRoot):
     """Archive of samples in order, in chunks of one size."""
 
     def __init__(self, length, chunk):

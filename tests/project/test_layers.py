@@ -179,6 +179,29 @@ def test_no_file_leads_to_itself():
     assert circles == {frozenset()}
 
 
+def types_of(file):
+    """Yield the names of classes, and of types that are assigned, of a file."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in getattr(node, "targets", None) or [node.target]:
+                # Constants are all capitals, as are P and T_co.
+                if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z]+[a-z]\w*", target.id):
+                    yield target.id
+
+
+def test_a_name_of_a_type_stands_in_one_file():
+    """A search finds the thing; compat has the names of other systems, which are theirs."""
+    files = {}
+    for file in FILES:
+        for name in types_of(file) if room_of(file) != "compat" else ():
+            files.setdefault(name, set()).add(module_of(file))
+    assert len(files) > 200
+    found = [f"{name}: {', '.join(sorted(of))}" for name, of in sorted(files.items()) if len(of) > 1]
+    assert found == [], "call one of them another name, or import it:\n" + "\n".join(found)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
 def test_outside_things_have_one_owner(file):
     for module in imported_modules(file):

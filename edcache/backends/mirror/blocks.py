@@ -26,7 +26,7 @@ from edcache.writer import PARTIAL, SIDE
 logger = logging.getLogger("edcache")
 
 Opener = Callable[[], ByteSource]
-Extents = Sequence[tuple[int, int]]
+ByteRanges = Sequence[tuple[int, int]]
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
@@ -86,7 +86,7 @@ class Origin:
         """Read from this source, which is open, and close it with this."""
         self._first = self._source.get(lambda: source)
 
-    def read_many(self, extents: Extents) -> Sequence[bytes | memoryview]:
+    def read_many(self, extents: ByteRanges) -> Sequence[bytes | memoryview]:
         """Read extents; StaleArchiveError if the origin has changed."""
         source = self.source
         if len(extents) > 1:
@@ -157,7 +157,7 @@ class BlockMap:
         self._side.close()
 
 
-class Fetcher(Prefetch):
+class BlockFetcher(Prefetch):
     """Fetches blocks of a copy that is begun, each once for all processes of this machine.
 
     Args:
@@ -195,7 +195,7 @@ class Fetcher(Prefetch):
         in_order = blocks[is_missing][np.argsort(first[is_missing])]
         return [(block << BLOCK_BITS, block + 1 << BLOCK_BITS) for block in in_order.tolist()]
 
-    def fetch(self, ranges: Extents) -> None:
+    def fetch(self, ranges: ByteRanges) -> None:
         """See the base class."""
         self.keep(np.unique([start >> BLOCK_BITS for start, _ in ranges]), waits=False)
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from edcache import format
-from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, Fetcher, blocks_of, runs
+from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, BlockFetcher, blocks_of, runs
 from edcache.backends.mirror.sidecar import Note, publish, remove
 from edcache.base import ArchiveError, CorruptArchiveError, StorageError, in_threads
 from edcache.format import Chain, Header
@@ -21,7 +21,7 @@ _THREADS: Final = 8
 Tell = Callable[[int, int], object]
 
 
-def complete(fetcher: Fetcher, side: File, digest: str | None = None, tell: Tell | None = None) -> int:
+def complete(fetcher: BlockFetcher, side: File, digest: str | None = None, tell: Tell | None = None) -> int:
     """Complete a copy under the lock of its side file; returns the bytes that were fetched.
 
     Args:
@@ -57,7 +57,7 @@ def complete(fetcher: Fetcher, side: File, digest: str | None = None, tell: Tell
     return fetched
 
 
-def _fetch_missing(fetcher: Fetcher, tell: Tell | None) -> int:
+def _fetch_missing(fetcher: BlockFetcher, tell: Tell | None) -> int:
     """Fetch the blocks that are missing; returns their bytes."""
     (copy, note), count = fetcher.pinned, fetcher.map.count
     missing = fetcher.map.missing(np.arange(count))

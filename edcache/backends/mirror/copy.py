@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from edcache import storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.blocks import Fetcher, Origin, Pinned
+from edcache.backends.mirror.blocks import BlockFetcher, Origin, Pinned
 from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
@@ -126,7 +126,9 @@ def copy_from(
         logger.info("%s: copying %s", copy, origin.path)
         pinned = Pinned(copy, state)
         with closing(File.open(copy + PARTIAL, "r")) as data:
-            fetcher = Fetcher(pinned, data, Origin(pinned, lambda: origin), Budget(os.path.dirname(copy)))
+            fetcher = BlockFetcher(
+                pinned, data, Origin(pinned, lambda: origin), Budget(os.path.dirname(copy))
+            )
             with closing(fetcher):
                 return state.nbytes, complete(fetcher, side, digest, tell)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.blocks import FULL, Fetcher, Opener, Origin, Pinned, blocks_of
+from edcache.backends.mirror.blocks import FULL, BlockFetcher, Opener, Origin, Pinned, blocks_of
 from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, begun_note, locked_copy, locked_side, whole_note
@@ -119,7 +119,7 @@ class ReadThrough(WholeCopy):
 
     def __init__(self, pinned: Pinned, data: File, opener: Opener, budget: Budget) -> None:
         super().__init__(pinned, data, opener, budget)
-        self.ahead = self.fetcher = Fetcher(pinned, data, self.origin, budget)
+        self.ahead = self.fetcher = BlockFetcher(pinned, data, self.origin, budget)
 
     def is_remote(self) -> bool:
         return True

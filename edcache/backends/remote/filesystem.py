@@ -10,7 +10,16 @@ from contextlib import suppress
 from typing import Any, Final
 
 from edcache.backends import Url
-from edcache.backends.remote.requests import Changed, Engine, Failing, Requests, Stamp, cached, refused, run
+from edcache.backends.remote.requests import (
+    Changed,
+    Engine,
+    Failing,
+    ObjectStamp,
+    Requests,
+    cached,
+    refused,
+    run,
+)
 from edcache.base import ArchiveNotFoundError, MissingDependencyError, OptionError, StorageError
 
 _S3: Final = ("s3", "s3a")
@@ -63,7 +72,7 @@ class FilesystemEngine(Engine):
         self._filesystem = filesystem
         self._path = path
 
-    async def stamp(self) -> Stamp:
+    async def stamp(self) -> ObjectStamp:
         self._filesystem.invalidate_cache()
         info = await self._answer("info")
         if info.get("type") == "directory":
@@ -71,9 +80,9 @@ class FilesystemEngine(Engine):
         if not isinstance(info.get("size"), int):
             raise refused("its size is unknown")
         tags = ((str(info[name]), name) for name in _TAGS if info.get(name))
-        return Stamp(info["size"], *next(tags, ("", "")))
+        return ObjectStamp(info["size"], *next(tags, ("", "")))
 
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+    async def fetch(self, stamp: ObjectStamp, start: int, end: int) -> bytes:
         """See `Engine`: one request. Only its length is checked here; the archive's crc32s tell the rest."""
         try:
             data = await self._answer("cat_file", start=start, end=end)

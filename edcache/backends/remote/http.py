@@ -22,8 +22,8 @@ from edcache.backends.remote.requests import (
     Data,
     Engine,
     Failing,
+    ObjectStamp,
     Requests,
-    Stamp,
     cached,
     refused,
     run,
@@ -91,7 +91,7 @@ class HttpEngine(Engine):
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url, self._headers = url, headers
 
-    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+    async def begin(self, head: int, tail: int) -> tuple[ObjectStamp, Data, Data]:
         """See `Engine`: two requests at once, of which the second may be refused."""
         asked = self._answer(0, head, None), self._answer(-tail, 0, None)
         first, last = await asyncio.gather(*asked, return_exceptions=True)
@@ -100,14 +100,14 @@ class HttpEngine(Engine):
         # Some servers know no range that counts from the end.
         return *first, b"" if isinstance(last, BaseException) or last[0] != first[0] else last[1]
 
-    async def stamp(self) -> Stamp:
+    async def stamp(self) -> ObjectStamp:
         return (await self._answer(0, 1, None))[0]
 
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> Data:
+    async def fetch(self, stamp: ObjectStamp, start: int, end: int) -> Data:
         """See `Engine`: the request names the state if that has an ETag."""
         return (await self._answer(start, end, stamp))[1]
 
-    async def _answer(self, start: int, end: int, stamp: Stamp | None) -> tuple[Stamp, Data]:
+    async def _answer(self, start: int, end: int, stamp: ObjectStamp | None) -> tuple[ObjectStamp, Data]:
         """Bytes [start, end), or the last ones if `start` is negative, and the state that has them."""
         wanted = f"{start}-{end - 1}" if start >= 0 else f"{start}"
         question = {"Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
@@ -163,11 +163,11 @@ async def _followed(
 
 
 async def _read(
-    response: aiohttp.ClientResponse, start: int, end: int, stamp: Stamp | None
-) -> tuple[Stamp, Data]:
+    response: aiohttp.ClientResponse, start: int, end: int, stamp: ObjectStamp | None
+) -> tuple[ObjectStamp, Data]:
     headers, text = response.headers, response.headers.get("Content-Range", "")
     if response.status == 416 and stamp is None and _EMPTY.fullmatch(text):
-        return Stamp(0, *_tag(headers)), b""
+        return ObjectStamp(0, *_tag(headers)), b""
     if response.status == 200:
         raise refused(_NO_RANGES)
     if response.status != 206:
@@ -182,7 +182,7 @@ async def _read(
         start, end = max(0, size + start), size
     if (first, last + 1) != (start, min(end, size)):
         raise Failing(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
-    now = Stamp(size, *_tag(headers))
+    now = ObjectStamp(size, *_tag(headers))
     if stamp is not None:
         _check_state(now, stamp)
     # One that grows piece by piece is copied many times over.
@@ -197,7 +197,7 @@ async def _read(
     return now, body
 
 
-def _check_state(now: Stamp, stamp: Stamp) -> None:
+def _check_state(now: ObjectStamp, stamp: ObjectStamp) -> None:
     """Raise Changed if an answer is of another state."""
     if now.size != stamp.size:
         raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")

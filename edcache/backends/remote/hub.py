@@ -7,7 +7,7 @@ from http.client import responses
 from typing import Any
 
 from edcache.backends.remote.http import HttpEngine, failure_of
-from edcache.backends.remote.requests import Data, Engine, Stamp, refused
+from edcache.backends.remote.requests import Data, Engine, ObjectStamp, refused
 
 
 class HubEngine(HttpEngine):
@@ -19,14 +19,14 @@ class HubEngine(HttpEngine):
         super().__init__(filesystem.endpoint, build_hf_headers(token=filesystem.token))
         self._filesystem, self._path = filesystem, path
 
-    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+    async def begin(self, head: int, tail: int) -> tuple[ObjectStamp, Data, Data]:
         return await Engine.begin(self, head, tail)
 
-    async def stamp(self) -> Stamp:
+    async def stamp(self) -> ObjectStamp:
         """See `Engine`: two requests, later one."""
         return await asyncio.to_thread(self._look)
 
-    def _look(self) -> Stamp:
+    def _look(self) -> ObjectStamp:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import HfHubHTTPError
 
@@ -45,4 +45,6 @@ class HubEngine(HttpEngine):
             raise failure_of(status, f"{status} {responses.get(status, '')}".strip()) from None
         if known.size is None or not known.etag or not known.commit_hash:
             raise refused("its size, its ETag or its commit is unknown")
-        return Stamp(known.size, known.etag, "file", hf_hub_url(*names, revision=known.commit_hash, **kind))
+        return ObjectStamp(
+            known.size, known.etag, "file", hf_hub_url(*names, revision=known.commit_hash, **kind)
+        )

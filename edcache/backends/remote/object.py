@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 from edcache import format
 from edcache.backends import Url
 from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of
-from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
+from edcache.backends.remote.requests import Data, Engine, ObjectStamp, Requests, gathered, run
 from edcache.base import PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
 
@@ -94,7 +94,7 @@ class RemoteObject(ByteSource):
     def size(self) -> int:
         return self._stamp.size
 
-    def identity(self) -> Stamp:
+    def identity(self) -> ObjectStamp:
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:

@@ -54,7 +54,7 @@ class Changed(Exception):
 
 
 @dataclass(frozen=True)
-class Stamp:
+class ObjectStamp:
     """A state of an object.
 
     tag: tells it from others of the same `kind`, such as "ETag". url: of this state alone.
@@ -73,7 +73,7 @@ class Engine(ABC):
     library raises.
     """
 
-    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+    async def begin(self, head: int, tail: int) -> tuple[ObjectStamp, Data, Data]:
         """The state of the object, its first `head` bytes and its last `tail`; of a shorter one all.
 
         The last ones are b"" if they have to be asked for by themselves.
@@ -86,11 +86,11 @@ class Engine(ABC):
         return stamp, *await asyncio.gather(first, last)
 
     @abstractmethod
-    async def stamp(self) -> Stamp:
+    async def stamp(self) -> ObjectStamp:
         """The state of the object now."""
 
     @abstractmethod
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> Data:
+    async def fetch(self, stamp: ObjectStamp, start: int, end: int) -> Data:
         """Bytes [start, end) of that state, all of them, and at least one."""
 
 
