@@ -166,8 +166,10 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from outer(function).items()
     defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     yield from ((f"default {name}", value) for name, value in defaults)
-    if "__wrapped__" in vars(function):
-        yield "__wrapped__", function.__wrapped__  # type: ignore[attr-defined]
+    # Its attributes too, as the function that it wraps.
+    yield from (
+        (name, value) for name, value in vars(function).items() if name[0] != "_" or name == "__wrapped__"
+    )
 
 
 def outer(function: types.FunctionType) -> dict[str, Any]:

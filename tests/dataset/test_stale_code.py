@@ -224,6 +224,11 @@ class Arrays:
 def by_class_array(x):
     return x + int(Arrays.table[0])
 
+def attributed(x):
+    return x + attributed.by
+
+attributed.by = 181
+
 def by_environ(x):
     return x + int(E.get("STALE_CODE_BY", "171"))
 
@@ -282,6 +287,7 @@ LAYOUTS = {
     "a function for arrays": ("Digits(by_vector)", ("x + 141", "x + 142"), "<lambda>"),
     "another static method": ("Digits(by_static)", ("staticmethod(up)", "staticmethod(down)"), "Static"),
     "an array of a class": ("Digits(by_class_array)", ("[161]", "[162]"), "Arrays"),
+    "an attribute of a function": ("Digits(attributed)", (".by = 181", ".by = 182"), "attributed"),
     "a default of the environment": ("Digits(by_environ)", ('"171"', '"172"'), "by_environ"),
     "a registry": ("Digits(KINDS['shift'])", ("x + 4", "x - 4"), "shifted"),
     "a base class": (
