@@ -91,7 +91,7 @@ def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, e
 @pytest.mark.full
 @pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
 def test_ranks_that_resume_say_once_what_was_there_before(path, log, environment):
-    script = program(path, log, seconds=0.01)
+    script = program(path, log, seconds=0.02)
     first = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
     while not log.exists() or len(computed(log)) < 150:
         time.sleep(0.01)
