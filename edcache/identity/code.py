@@ -166,10 +166,9 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from outer(function).items()
     defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     yield from ((f"default {name}", value) for name, value in defaults)
-    # Its attributes too, as the function that it wraps.
-    yield from (
-        (name, value) for name, value in vars(function).items() if name[0] != "_" or name == "__wrapped__"
-    )
+    for name, value in vars(function).items():  # the function that it wraps is one of them
+        if name[0] != "_" or name == "__wrapped__":
+            yield name, value
 
 
 def outer(function: types.FunctionType) -> dict[str, Any]:
