@@ -155,9 +155,14 @@ class Settings:
         digests = (digest_of("\n".join(texts)) if texts else "" for texts in (self._asked, self._inside))
         return Described(exact, *digests)
 
-    def content(self, value: Any) -> tuple[Any, str]:
-        """Describe a value with what asks, without private attributes."""
-        return self.describe(value)[:2]
+    def content(self, value: Any) -> tuple[Any, str, list[str]]:
+        """Describe a value with what asks, and with private attributes of the user's objects.
+
+        The ones of a library's objects may be other ones in every process.
+        """
+        self._inside = []
+        exact, asks, _ = self.describe(value)
+        return exact, asks, [text for text in self._inside if ":" not in text.partition(" ")[0]]
 
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""

@@ -229,6 +229,18 @@ def attributed(x):
 
 attributed.by = 181
 
+class Hidden:
+    def __init__(self, by):
+        self._by = by
+
+    def __call__(self, x):
+        return x + self._by
+
+HIDDEN = Hidden(191)
+
+def by_hidden(x):
+    return HIDDEN(x)
+
 def by_environ(x):
     return x + int(E.get("STALE_CODE_BY", "171"))
 
@@ -288,6 +300,7 @@ LAYOUTS = {
     "another static method": ("Digits(by_static)", ("staticmethod(up)", "staticmethod(down)"), "Static"),
     "an array of a class": ("Digits(by_class_array)", ("[161]", "[162]"), "Arrays"),
     "an attribute of a function": ("Digits(attributed)", (".by = 181", ".by = 182"), "attributed"),
+    "a private attribute of an object": ("Digits(by_hidden)", ("Hidden(191)", "Hidden(192)"), "by_hidden"),
     "a default of the environment": ("Digits(by_environ)", ('"171"', '"172"'), "by_environ"),
     "a registry": ("Digits(KINDS['shift'])", ("x + 4", "x - 4"), "shifted"),
     "a base class": (
