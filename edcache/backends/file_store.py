@@ -77,7 +77,7 @@ class FileStore(Store):
             """True if the head of an archive says something else than the one that it is to have."""
             fingerprint = there.fingerprint
             if fingerprint is not None and head.fingerprint is not None:
-                # How long the first sample takes, and what it changes, each process has found out for itself.
+                # Each process has found out for itself how long the first sample takes, and what it changes.
                 is_alike = identity.are_alike(fingerprint, head.fingerprint)
                 fingerprint = head.fingerprint if is_alike else fingerprint
             same = replace(there, uuid=head.uuid, claim_size=head.claim_size, fingerprint=fingerprint)

@@ -137,7 +137,7 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     own_positions()
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
-    # Of a source that repeats its keys the length is the number of different samples.
+    # The length counts different samples, and a source may repeat keys.
     end = max(index + 1, min(job.length, index + (job.options.batch_size or job.head.claim_size)))
     ways = [lambda: job.compute(index), lambda: next(samples_of(job, [*range(index, end)]))]
     if (stored is None or least > 1) and identity.holds_generator(job.source):

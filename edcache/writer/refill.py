@@ -204,7 +204,7 @@ def _stages_at(path: str) -> list[str]:
 
 
 def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
-    """Return the fingerprint for the order of a source; of one that tells only keys the archive's stays beside them."""
+    """Return the fingerprint for the order of a source; if it tells only keys, the archive's own stays beside them."""
     if not tells_source(job.head.fingerprint):
         return {**(origin.fingerprint or {}), **(job.head.fingerprint or {})}
     return job.made_by(origin.fingerprint)
