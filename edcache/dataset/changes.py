@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache import identity
 from edcache.base import Ints, OptionError
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
 from edcache.format import KEY_COLUMN, pc, told_keys
+from edcache.identity import VERSION_COLUMN, Keyed, joined
 
 _SHOWN: Final = 5
 
@@ -64,15 +64,14 @@ def changes(
     >>> print(edcache.changes(ds, edcache.image_folder("train")))
     """
     keep = [keep] if isinstance(keep, str) else list(keep)
-    keyed = identity.Keyed.of(Mapped(_unchanged, source, keep, kept_labels(source, keep), key, None))
+    keyed = Keyed.of(Mapped(_unchanged, source, keep, kept_labels(source, keep), key, None))
     if keyed is None or KEY_COLUMN not in cache.labels:
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
     stored, columns = cache.labels.column(KEY_COLUMN).combine_chunks(), cache.labels
     keyed.check_kind(stored, cache.path)
-    name = identity.KEYED_COLUMNS[1]
-    versions = columns.column(name).combine_chunks() if name in columns else None
-    found, is_here = keyed.match(identity.joined(stored, versions))
+    versions = columns.column(VERSION_COLUMN).combine_chunks() if VERSION_COLUMN in columns else None
+    found, is_here = keyed.match(joined(stored, versions))
     keys = keyed.stored
     stored = stored.cast(keys.type)  # of an empty archive they have no type
     is_there, is_same = pc.is_in(keys, stored).to_numpy(False), found >= 0

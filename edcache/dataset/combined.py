@@ -127,7 +127,7 @@ class Chained(SampleRoot):
     def label_table(self) -> Any:
         """Return the columns of all parts, null for samples of a part that lacks one."""
         counts = np.diff(self.bounds).tolist()
-        # As they were when they were joined.
+        # Rows that a part got after it was joined are cut off.
         tables = [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
         names = list(dict.fromkeys(name for table in tables for name in table.column_names))
         if not names:

@@ -223,10 +223,8 @@ def said(code: types.CodeType) -> Said:
 def _container_of(parts: list[dis.Instruction], place: int) -> Any:
     """Return the name in the instruction that loads the container of an item; the index is loaded after it."""
     copies = [k for k in range(max(0, place - 12), place) if parts[k].opname in ("COPY", "DUP_TOP_TWO")]
-    if copies and parts[place - 1].opname in (
-        "SWAP",
-        "ROT_THREE",
-    ):  # x[i] += 1 has loaded both before it copies them
+    # For x[i] += 1 container and index are loaded before they are copied.
+    if copies and parts[place - 1].opname in ("SWAP", "ROT_THREE"):
         place = copies[-2] if parts[copies[-1]].opname == "COPY" and len(copies) > 1 else copies[-1]
     left = 1  # values of the index on the stack, whose instructions are passed over backwards
     while place and left > 0:

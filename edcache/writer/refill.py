@@ -23,7 +23,7 @@ from torch.utils.data import Subset
 from edcache import format, identity, storage
 from edcache.base import Ints
 from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Failure, Head, Header, pa, pc
-from edcache.identity import Keyed
+from edcache.identity import VERSION_COLUMN, Keyed
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
@@ -33,7 +33,6 @@ from edcache.writer.seal import Order, seal
 from edcache.writer.spot import check_before
 from edcache.writer.store import store_at
 
-_VERSION_COLUMN: Final = identity.KEYED_COLUMNS[1]
 _STAGE: Final = ".edcache.keys-"
 
 
@@ -216,7 +215,7 @@ def _found(texts: pa.Array, contents: Contents, start: int, places: Ints) -> Int
     if KEY_COLUMN not in names or not contents.length:
         return places
     keys = contents.column(KEY_COLUMN, 0, contents.length)
-    versions = contents.column(_VERSION_COLUMN, 0, contents.length) if _VERSION_COLUMN in names else None
+    versions = contents.column(VERSION_COLUMN, 0, contents.length) if VERSION_COLUMN in names else None
     present = np.flatnonzero(contents.rows(0, contents.length)["flags"] & format.PRESENT > 0)
     own = identity.joined(keys, versions).take(format.from_numpy(present, pa.int64()))
     at = pc.index_in(texts, own).fill_null(-1).to_numpy()

@@ -102,7 +102,7 @@ def check_open(job: Job, archive: Reader) -> None:
     Raises: StaleCacheError, it is another one.
     """
     session = archive.session
-    # What reads add comes later.
+    # Nothing is added here: a lazy cache adds samples later, as they are read.
     chosen = _chosen(job, session, _count(job, session)) if _is_due(job, session, adds=False) else []
     _compare(job, session, [(index, index) for index in chosen], compute_again)
 
