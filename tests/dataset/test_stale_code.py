@@ -22,6 +22,7 @@ from edcache import CachedDataset, StaleCacheError
 from edcache.identity.code import code_of, reached_from
 from edcache.identity.settings import Settings
 from edcache.reader import Reader
+from tests.kit.optional import needs
 
 APP = """
 import functools
@@ -130,7 +131,6 @@ KINDS = dict(shift=shifted)
 
 import collections, contextlib, os, pathlib
 import numpy as np
-import pandas as pd
 import torch
 from os import environ as E
 
@@ -139,7 +139,6 @@ PLACE = pathlib.Path("by/31")
 WHOLE = argparse.Namespace(by=41)
 PAIR = Pair(51)
 DTYPE = np.dtype("uint8")
-TABLE = pd.DataFrame(dict(by=[61]))
 ORDERED = collections.OrderedDict(by=71)
 STEPS = collections.deque([81])
 SHARED = dict(by=91)
@@ -159,9 +158,6 @@ def by_pair(x):
 
 def by_dtype(x):
     return x + DTYPE.itemsize
-
-def by_table(x):
-    return x + int(TABLE["by"][0])
 
 def by_ordered(x):
     return x + ORDERED["by"]
@@ -250,6 +246,15 @@ def unrelated():
     return 0
 """
 
+TABLE = """
+import pandas as pd
+
+FRAME = pd.DataFrame(dict(by=[61]))
+
+def by_table(x):
+    return x + int(FRAME["by"][0])
+"""
+
 
 def load(folder: Path, app: str, lib: str) -> ModuleType:
     """The app as a new process would import it from these texts."""
@@ -287,7 +292,6 @@ LAYOUTS = {
     "a namespace that is handed on": ("Digits(by_namespace)", ("by=41", "by=42"), "by_namespace"),
     "a named tuple": ("Digits(by_pair)", ("Pair(51)", "Pair(52)"), "by_pair"),
     "a dtype": ("Digits(by_dtype)", ("uint8", "uint16"), "by_dtype"),
-    "a table": ("Digits(by_table)", ("[61]", "[62]"), "by_table"),
     "an ordered dict": ("Digits(by_ordered)", ("by=71", "by=72"), "by_ordered"),
     "a deque": ("Digits(by_deque)", ("[81]", "[82]"), "by_deque"),
     "an object": ("Digits(by_object)", ("Shift(101)", "Shift(102)"), "by_object"),
@@ -356,6 +360,16 @@ def test_other_samples_are_an_error_that_names_the_code(
     CachedDataset(load(folder, app, LIB).data.uncached(), "a.zip", progress=False)
     with pytest.raises(StaleCacheError, match="the code of|made by another source"):
         CachedDataset(source, "a.zip", progress=False)
+
+
+@needs("pandas")
+def test_a_table_that_code_names_asks(folder: Path) -> None:
+    app = APP.format(made="Digits(by_table)")
+    load(folder, app, LIB + TABLE).data()
+    load(folder, app, changed(LIB + TABLE, ("return 0", "return 1"))).data()
+    module = load(folder, app, changed(LIB + TABLE, ("[61]", "[62]")))
+    with pytest.raises(StaleCacheError, match="the code of .*by_table"):
+        module.data()
 
 
 @pytest.mark.parametrize(
