@@ -113,7 +113,7 @@ def reached_from(things: Iterable[Any]) -> list[Any]:
         elif issubclass(kind, type):
             if not is_of_library(_attributes(thing).get("__module__")):
                 reached.append(thing)
-                waiting += [kind, *_MRO(thing)[1:-1], *_attributes(thing).values()]
+                waiting += [*_MRO(kind)[:-2], *_MRO(thing)[1:-1], *_attributes(thing).values()]
         elif issubclass(kind, torch.nn.Module):
             reached.append(thing)
             waiting.append(kind)
