@@ -303,7 +303,7 @@ def parts_of(value: Any) -> Parts:
     if isinstance(value, functools.partial | functools.partialmethod):
         return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
     # A user's descriptor is a routine to `inspect`, too, and has attributes.
-    is_routine = inspect.isroutine(value) and is_of_library(kind.__module__)
+    is_routine = inspect.isroutine(value) and kind.__module__ == "builtins"
     if is_routine or (callable(value) and "__wrapped__" in attributes_of(value)):
         return _parts_of_function(value)
     if isinstance(value, types.GeneratorType):
