@@ -196,7 +196,7 @@ class Loader:
                 began, filled = time.perf_counter(), self._one_by_one(burst)
             try:
                 for batch in filled:
-                    made.append(self._on_device(batch))  # noqa: PERF401 - what was made stays on error
+                    made.append(self._on_device(batch))  # noqa: PERF401 - an error keeps these
             except BaseException as error:  # noqa: BLE001 - raised in the caller, after these batches
                 return made, error
         seconds = (time.perf_counter() - began) / len(burst)
