@@ -1,8 +1,27 @@
 """Seal an archive: index, label columns, keys, root and zip directory, published as one group.
 
-Payloads are written first and synced, then the headers, from last to first, and synced, then the end record. So a
-killed process leaves what there was before, or all of the new state; the next writer completes the end. Samples that
-come with a new order of the archive are parts of the same group: no reader sees them beside the old order.
+Steps, and what a process finds that opens the file after a kill behind each:
+
+    1  payloads, and the zip directory without its end record    the old state; the next writer cuts the rest off
+    2  sync
+    3  headers, from the last to the first                       the old state, until the first header is there;
+                                                                 then the new one, as the root says
+    4  sync
+    5  end record, and sync                                      the new state, which opens by the end of the file
+
+Between 3 and 5 readers walk the chain, and the next writer completes the end (`Appender._mend_end`). With
+sync="never" the syncs do nothing, and the root says so.
+
+The group has all or nothing: samples that come with a new order of the archive are *parts* of it, so no reader sees
+them beside the old order. A seal after growth is a whole new group behind the old one: the bytes of the old index, root
+and directory stay, since readers have them mapped. A change of labels of a sealed archive is a group too, with columns
+and a root that names the old index.
+
+Rows are merged window by window, and labels column by column (format/contents.py); an order, and keys, need all of
+them in memory.
+
+What must never happen: where it syncs, that the end record is on the disk before the headers, or a header before the
+payloads of its group; that the index of a root names a record that no chunk or part before it has.
 """
 
 from __future__ import annotations
