@@ -237,7 +237,7 @@ def _worst(
 
 @contextmanager
 def _generators_kept() -> Iterator[_States]:
-    """Leave the global random generators after the block as they were; yield their states."""
+    """Restore the states of the global random generators after the block; yields these states."""
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
     try:

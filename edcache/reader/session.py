@@ -376,7 +376,7 @@ class Session:
 
     @once
     def uniform(self) -> GroupRecords | None:
-        """All records as one memory; None unless they are mapped, of one schema, and of all samples."""
+        """Records of all samples as one memory; None unless each sample has one, all of one schema and mapped."""
         index, view = self.index, self._view
         if index.only_schema is None or view is None or not index.is_dense or not index.length:
             return None

@@ -107,7 +107,7 @@ class Claims:
         return most
 
     def wait(self, number: int) -> None:
-        """Take a claim, waiting until its holder publishes or dies."""
+        """Take a claim; waits until the process that has it frees it or ends."""
         self._file.lock(format.LOCK_CLAIM + number)
 
     def release(self, number: int, count: int = 1) -> None:
@@ -378,8 +378,8 @@ class Appender:
     def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
-        known: types of the columns so far; None if there are none.
-        Raises: LabelError, there are none, or an integer that was published may be rounded as floats join its column.
+        known: types of the columns so far; None if no chunk is there.
+        Raises: LabelError, no type holds both; or floats come to a column with integers that a float would round.
         Cost: reads a column, if its type changes from integers to floats.
         """
         if known is None or known == labels.schema:
@@ -419,7 +419,7 @@ class Appender:
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
-        """Cut off unpublished bytes if the disk is full in the block."""
+        """Cut off the unpublished bytes of the block if it raises StorageError, as on a full disk."""
         end = self.chain.end
         try:
             yield

@@ -54,12 +54,14 @@ class LabelChange:
 
 
 class Order(NamedTuple):
-    """Order of the samples of an archive, which may leave some out and have some twice.
+    """New order for a seal; no record moves.
 
-    samples: int64 [n], the sample of the chain that each one is, or -1 for none; records stay where they are.
-    fingerprint: of the source whose order it is; None for the one that the archive was begun for, at its first seal.
-    parts: chunks of samples that the archive gets with it. failures: of samples of the chain and of the parts, which
-    then have no record.
+    samples: int64 [n]. samples[i] is the stored sample that becomes sample i, -1 for a gap. A stored sample may appear
+        twice, or not at all.
+    fingerprint: of the source that has this order; None at the first seal, for the source that the archive was begun
+        for.
+    parts: chunks of new samples, numbered behind the stored ones; the group of the seal has them.
+    failures: of stored samples and of new ones, which have no record.
     """
 
     samples: Ints
@@ -291,7 +293,7 @@ class _Keys:
         self._rows = 0
 
     def noting(self, arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
-        """Pass arrays on."""
+        """Pass arrays of keys on, and note their hashes."""
         for array in arrays:
             there = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
             hashes = np.zeros((len(there), 2), np.uint64)
@@ -305,7 +307,7 @@ class _Keys:
             yield array
 
     def write(self, group: EntryGroup) -> KeysPlace:
-        """Write the table."""
+        """Write the table of the keys as an entry of a group; return its place."""
         none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
         table, crc, count = format.pack_keys(
             np.concatenate([none[0], *self._hashes]), np.concatenate([none[1], *self._samples])
@@ -318,7 +320,10 @@ class _Keys:
 def _changed(
     appender: Appender, change: LabelChange, name: str, contents: Contents, root: Root
 ) -> pa.ChunkedArray:
-    """Join a whole column: the given values, and the archive's elsewhere."""
+    """Return a label column as it is to be: the given values, and for other samples the ones of the archive.
+
+    Raises: LabelError, it has not one value a sample, or its type does not go with the archive's.
+    """
     given, length = change.labels.column(name), contents.length
     if change.index is None and len(given) != length:
         raise LabelError(

@@ -224,9 +224,9 @@ class BlockFetcher(Prefetch):
             return False
 
     def obtain(self, blocks: Ints, *, waits: bool = True) -> bool:
-        """Fetch those of sorted blocks that are missing; False if there is no room for some.
+        """Fetch the missing ones of sorted blocks; False if there is no room for some.
 
-        waits: for blocks that others fetch.
+        waits: True waits for blocks that other processes fetch now; False leaves them out.
         """
         kept = True
         for first in range(0, len(blocks), _AT_ONCE):
@@ -323,7 +323,7 @@ class BlockFetcher(Prefetch):
 
 
 def _claimed(side: File, blocks: Ints) -> Ints:
-    """Claim those of sorted blocks that no other process or thread has claimed."""
+    """Lock the blocks that no other process or thread has locked, and return them; all are sorted."""
     mine: list[int] = []
     for low, high in runs(blocks):
         if side.try_lock(CLAIMS + low, high - low):
