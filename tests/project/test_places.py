@@ -11,13 +11,15 @@ import click
 import pytest
 import reference
 
+import edcache
+from edcache import samplers
 from edcache.base.options import CacheOptions, FillOptions, WriteOptions
 from edcache.cli import main
 from edcache.codec.leaves import LEAVES
 from edcache.labels import where
 
 ROOT = Path(__file__).parents[2]
-# Options of a fill that are objects of Python, or make no sense to a command that ends with the fill.
+# Options without a flag: two are objects of Python; a command ends with its seal, which is synced, and reads nothing.
 WITHOUT_FLAG = {"executor", "multiprocessing_context", "sync", "lazy"}
 
 
@@ -40,7 +42,7 @@ def golden_kinds():
 
 
 def test_every_kind_of_leaf_is_in_a_golden_archive():
-    assert [kind for kind in LEAVES if kind not in golden_kinds()] == [], (
+    assert LEAVES.keys() - golden_kinds() == set(), (
         "no archive of tests/conformance/golden has such a leaf: give tests/conformance/golden_samples.py one, and "
         "add an archive made by scripts/generate golden"
     )
@@ -48,9 +50,7 @@ def test_every_kind_of_leaf_is_in_a_golden_archive():
 
 def test_the_reference_reader_knows_every_kind_of_leaf():
     known = {*reference.SIZES, *reference.VARIABLE, "array", "tensor", "scalar", "none"}
-    assert [kind for kind in LEAVES if kind not in known] == [], (
-        "tests/conformance/reference.py refuses such a leaf"
-    )
+    assert LEAVES.keys() - known == set(), "tests/conformance/reference.py refuses such a leaf"
 
 
 @pytest.mark.parametrize("function", where.FUNCTIONS)
@@ -72,6 +72,16 @@ def test_every_function_of_a_where_string_is_told(place, function):
         assert in_errors, "_ALLOWED or _HINTS lacks it"
     else:
         assert re.search(rf"\b{function}\b", text)
+
+
+@pytest.mark.parametrize("name", samplers.__all__)
+def test_every_sampler_is_told(name):
+    assert f"\n{name} " in samplers.__doc__
+    assert re.search(rf"samplers .*\b{name}\b", edcache.__doc__.partition("verify")[0], re.DOTALL)
+    pages = ROOT / "docs" / "reference"
+    assert f"edcache.samplers.{name}\n" in (pages / "api.md").read_text(encoding="utf-8")
+    table = (pages / "labels.md").read_text(encoding="utf-8")
+    assert f"`{name}(" in table or name == "Mixture"  # docs/howto/mix.md has it
 
 
 def test_every_option_of_a_fill_has_a_flag():
