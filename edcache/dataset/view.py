@@ -593,7 +593,7 @@ class Whole(Samples[T_co]):
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
-    """Cut a selection at each end; all parts share one array."""
+    """Cut a selection into parts, from each of `ends` to the next one; all share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
 

@@ -37,7 +37,7 @@ class Keyed:
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
-        """Ask a source; None if it names no samples."""
+        """Take keys and versions from a source; None if it has no keys."""
         if not tells(source, "sample_key"):
             return None
         try:
@@ -155,7 +155,10 @@ def guessed(source: Any) -> list[str]:
 
 
 def joined(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
-    """Join keys and versions of samples to binary values that are equal if both are; without versions all are empty."""
+    """Join key and version of each sample to one binary value: samples are the same if these values are equal.
+
+    versions: None stands for empty ones.
+    """
     if pa.types.is_integer(keys.type):
         keys = keys.cast(pa.string())
     own = pa.scalar("", pa.string()) if versions is None else versions

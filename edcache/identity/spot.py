@@ -182,7 +182,8 @@ def holds_generator(thing: Any) -> bool:
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
     """Compare the computations of the first sample of a fill.
 
-    Returns: what the archive is to know; and a field that differs by more than rounding, if the sample does not repeat.
+    Returns: what the head notes of the sample; and, if the sample does not repeat, a field that differs by more than
+        rounding.
     """
     first, *others = again.records
     rounding: dict[str, float] = {}

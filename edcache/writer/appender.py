@@ -214,7 +214,10 @@ class Appender:
             aside.end(self.file)
 
     def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
-        """Append the sound records of chunks that lost something, a note that names these, other chunks and notes."""
+        """Append the sound records of chunks that lost something, then a note that names these chunks as lost.
+
+        others, notes: chunks and notes that stood behind a lost header, and were cut off with it.
+        """
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):
             whole = [
@@ -246,7 +249,7 @@ class Appender:
             )
 
     def _refuse_later_tables(self) -> None:
-        """Raise LaterReleaseError if a table that a seal reads has what only a later release knows."""
+        """Raise LaterReleaseError if a chunk behind the last root has a table that only a later release knows."""
         for header in self.chain.behind:
             with suppress(CorruptArchiveError):  # a power cut may have taken it
                 _ = self.table(header).labels

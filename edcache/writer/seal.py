@@ -253,7 +253,7 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
 
 
 def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
-    """Mark the samples of an order that the chain has; one that failed may lie behind all of them."""
+    """Mark the samples of an order that have a number in the chain: no gap, and none that failed behind all others."""
     return (samples >= 0) & (samples < length)
 
 

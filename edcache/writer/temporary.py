@@ -28,7 +28,7 @@ KEPT: Final = "what was there before stays as it was"
 
 
 def name_for(target: str) -> str:
-    """Return the path of the file that stands for another until it is whole."""
+    """Return the path of the file that is written beside `target`, and gets that name when it is whole."""
     return target + SUFFIX
 
 
