@@ -113,7 +113,7 @@ def reached_from(things: Iterable[Any]) -> list[Any]:
         elif issubclass(kind, type):
             if not is_of_library(_attributes(thing).get("__module__")):
                 reached.append(thing)
-                waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
+                waiting += [*_MRO(kind)[:-2], *_MRO(thing)[1:-1], *_attributes(thing).values()]
         elif issubclass(kind, torch.nn.Module):
             reached.append(thing)
             waiting.append(kind)
@@ -130,15 +130,15 @@ def _functions_in(thing: Any) -> Iterator[Any]:
     """Yield the functions that a wrapper, a method, an object or a container of these stands for."""
     kind = type(thing)
     if kind is types.MethodType:
-        is_module = issubclass(type(thing.__self__), torch.nn.Module)
-        yield from (thing.__func__, thing.__self__ if is_module else type(thing.__self__))
-    elif kind is functools.partial:
+        owner = type(thing.__self__)
+        yield from (thing.__func__, thing.__self__ if issubclass(owner, torch.nn.Module | type) else owner)
+    elif kind in (functools.partial, functools.partialmethod):
         yield from (thing.func, *thing.args, *thing.keywords.values())
     elif kind in (staticmethod, classmethod):
         yield thing.__func__
     elif kind is property:
         yield from (thing.fget, thing.fset)
-    elif kind in (functools.cached_property, functools.partialmethod):
+    elif kind is functools.cached_property:
         yield thing.func
     elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
         yield from thing.values() if kind is dict else thing

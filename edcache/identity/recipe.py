@@ -237,7 +237,7 @@ def _described(
         if leaf.is_column:
             continue
         value = os.fsdecode(leaf.value) if isinstance(leaf.value, os.PathLike) else leaf.value
-        told = Described([leaf.word], "", "") if leaf.word else walk.describe(value)
+        told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
             settings[f"{kind} {name}"] = exact
@@ -249,8 +249,8 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
     asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
     if asked:
         asks[name] = digest_of(asked)
-    if told.inside:
-        asks[f"inside of {name}"] = told.inside
+    if told.private or told.inside:
+        asks[f"inside of {name}"] = told.private + told.inside
     return told.exact if is_exact else _ABSENT
 
 
