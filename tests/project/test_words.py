@@ -85,7 +85,8 @@ def test_help_of_commands():
         options = (one for one in command.params if isinstance(one, click.Option))
         texts |= {f"{name} {one.opts[0]}": one.help for one in options}
     for name, text in texts.items():
-        found = WEAK.match(text or "") or VAGUE.search(text or "")
+        assert text, f"edcache {name} has no help"
+        found = WEAK.match(text) or VAGUE.search(text)
         assert found is None, f'edcache {name}: "{text}" has "{found[0]}"; begin with a verb or the noun'
 
 
