@@ -328,7 +328,7 @@ class Samples(Readable[T_co]):
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
-        """Return the class of each sample by a label column, numbered from 0."""
+        """Return the class of each sample by a label column, numbered from 0: [len(self)]; None without a name."""
         return None if name is None else self._classes(name, asked_by).codes
 
     # ------------------------------------------------------------------- fields and transforms
@@ -497,7 +497,7 @@ class Samples(Readable[T_co]):
         return self._view(selection=Selection(part or range(0)) if own is None else own.cut(part))
 
     def _picked(self, positions: Ints, **changes: Any) -> View[T_co]:
-        """Make a view of the samples at positions in [0, len(self)), which keeps the array."""
+        """Make a view of the samples at some positions: int64 [n] in [0, len(self)), which the view may keep."""
         return self._view(selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
@@ -591,7 +591,7 @@ class Whole(Samples[T_co]):
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
-    """Cut a selection at each end; all parts share one array."""
+    """Cut a selection into parts, from each of `ends` to the next one; all share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
 

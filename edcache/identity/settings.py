@@ -108,12 +108,13 @@ def _is_installed(thing: Any) -> bool:
 
 
 class Described(NamedTuple):
-    """Value as an archive keeps it.
+    """Description of a value, as an archive keeps it.
 
-    exact: JSON: None, a bool, an int and a text stand for themselves, all else is a list of one text, so that 0.5 and
-        "0.5" differ. asks: digest of what only asks; "" if nothing does. private: the same of private attributes of
-        the user's objects and of containers, and what they hold. inside: of private attributes of a library's objects,
-        which may be other ones in every process.
+    exact: JSON. None, a bool, an int and a text stand for themselves; any other value is a list with its text, so
+        0.5 is ["0.5"] and differs from "0.5".
+    asks: digest of the parts that only ask; "" without any, as of the other two.
+    private: digest of private attributes of the user's objects and of containers, and of all that they hold.
+    inside: digest of private attributes of a library's objects. It may differ in every process.
     """
 
     exact: Any
@@ -240,9 +241,9 @@ class Settings:
         return repr(text)
 
     def _repr(self, values: Any) -> str | None:
-        """Describe plain values, or tuples of them, by their repr; None if that is not their text.
+        """Write the text of a list of plain values, or of tuples of them, by one repr: a million take no loop.
 
-        A million values need no loop here.
+        None if the repr may differ from the text that a loop would write.
         """
         kinds = {*map(type, values)}
         if kinds == {tuple}:
@@ -267,11 +268,12 @@ class Settings:
 
 
 class Parts(NamedTuple):
-    """Parts of a value. word: its kind, or all of it. exact, asking: its parts by name.
+    """Parts of a value, which describe it.
 
-    columns: names of parts with one value for each sample. is_told: `__edcache_fingerprint__` returned them.
-    is_content: they are what a container or a value of C is made of, and no attributes. is_foreign: they are attributes
-    of a library's object that is no container.
+    word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
+    first count in the text, the others only ask. columns: names of parts with one value a sample.
+    is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
+    container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
     """
 
     word: str
