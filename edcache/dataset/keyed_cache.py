@@ -231,7 +231,7 @@ class _Archive:
             fingerprint=recipe.to_json(),
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
-        try:
+        with base.on_error(self._appender.close):
             found = _check_told(path, self._appender.chain.origin, recipe)
             self.asks = [] if found is None else [*found.code, *found.asks]
             spec = writer.adopt_labels(self._appender.head, spec, path)
@@ -247,9 +247,6 @@ class _Archive:
             self._decoders: dict[str, Decoder] = {}
             self._seen = 0
             self._look()
-        except BaseException:
-            self._appender.close()
-            raise
 
     def close(self, seal: bool) -> None:
         """Close it, and seal it: if told to, or if that pays and no other process has it open."""
@@ -377,20 +374,22 @@ class _Archive:
     ) -> list[Any]:
         """Compute the values of missing keys; of an iterator that raises, the ones before are stored."""
         values: list[Any] = []
-        try:
+
+        def failure(error: Exception) -> Exception:
+            if isinstance(error, RecursionError):  # it asks for this value, or for one that does
+                return error
+            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
+            return SourceError(f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path)
+
+        def store() -> None:
+            with suppress(base.EdcacheError):  # the error that is raised came first
+                self._store(dict(zip(missing, values, strict=False)))
+
+        with base.on_error(store), base.foreign_code(failure):
             made = create([given[key] for key in missing])
             is_list = not isinstance(made, Mapping | Set | str | bytes)
             for value in made if is_list else ():
                 values.append(value)  # noqa: PERF402 - so that an error leaves the ones before
-        except BaseException as error:
-            with suppress(base.EdcacheError):  # the error that is raised came first
-                self._store(dict(zip(missing, values, strict=False)))
-            if isinstance(error, RecursionError) or not isinstance(error, Exception):
-                raise
-            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
-            raise SourceError(
-                f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path
-            ) from error
         if not is_list:
             text = f"{self._path}: {described(made)} was returned for {len(missing):,} keys"
             raise OptionError(f"{text}; return a list of their values, in the order of the keys")
@@ -404,12 +403,9 @@ class _Archive:
         """Append values, but none that is there by now: a call that did not wait for a claim may have made it, too."""
         with self._turn:
             self._adding[:] = self._missing(values)
-            try:
+            with base.on_error(self._builder.discard):
                 for number, key in enumerate(self._adding):
                     self._builder.add(number, values[key])
-            except BaseException:
-                self._builder.discard()
-                raise
             self._builder.publish(self._appender, continues=True)
             chain = self._appender.chain
             if len(chain.behind) >= max(_MOST_OPEN, chain.end_index // _PART_OPEN):
@@ -480,13 +476,9 @@ class _Claims:
                 self._wholes += self._wholes > 0
                 return self._wholes > 0
         # Others take no first claim meanwhile; else there might always be one.
-        with self._file.locked(_QUEUE):
-            try:
-                while not self._has_locked_all():
-                    pass
-            except BaseException:
-                self._free_others()
-                raise
+        with self._file.locked(_QUEUE), base.on_error(self._free_others):
+            while not self._has_locked_all():
+                pass
         return True
 
     def _has_locked_all(self) -> bool:

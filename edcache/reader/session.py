@@ -467,7 +467,7 @@ class Session:
     def look_again(self) -> Session | None:
         """Open a new session if the file has changed; else None."""
         file = self.file.reopened()
-        try:
+        with base.on_error(file.close):
             if file.identity() != self.file.identity():
                 if _is_rewritten(file, self.path, self.head.uuid):
                     return Session(file, *self._options)
@@ -487,9 +487,6 @@ class Session:
                 file.close()
                 return None
             return Session(file, *self._options, before=self)
-        except BaseException:
-            file.close()
-            raise
 
 
 def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:

@@ -102,14 +102,11 @@ class Handle:
         self._descriptor.refusals = self._refusals = list[OSError]()
         if self.writable:
             _writable.add(self)
-        try:
+        with base.on_error(self.close):
             status = self._stat()
             if not stat.S_ISREG(status.st_mode):
                 raise StorageError(f"{path}: not a regular file; an archive is an ordinary file", path=path)
             self._identity = identity_of(status)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the file and release its locks; a second call does nothing.
