@@ -180,18 +180,21 @@ class Appender:
                 file.sync()
                 storage.sync_directory(os.path.dirname(name))
             appender = cls(file, *format.read_head(file.pread, name), sync)
-            appender._recover()
-            appender._was_reordered = appender.chain.is_reordered
+            appender.recover()
             if joins:
                 appender.claims.join_fillers()
         return appender
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Read the chain, and mend what a crash left of the file. The append lock is held.
 
         A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
         boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
         """
+        self._recover()
+        self._was_reordered = self.chain.is_reordered
+
+    def _recover(self) -> None:
         self._look()
         is_fresh = storage.is_fresh(self.file)
         self._refuse_damage(is_fresh)
@@ -517,5 +520,5 @@ def recover(path: str) -> bool:
         if lacks_head(file):
             return False
         # It syncs what it changed, as the next writer may rely on it.
-        Appender(file, *format.read_head(file.pread, path), "seal")._recover()
+        Appender(file, *format.read_head(file.pread, path), "seal").recover()
         return True
