@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edcache.base import LabelError, OptionError, article, foreign_code, shown
+from edcache.codec import namedtuple_fields
 from edcache.format import MAX_NAME_NBYTES, column_name
 
 LabelPath: TypeAlias = "str | int | tuple[str | int, ...]"
@@ -178,7 +179,7 @@ def _child(node: Any, part: str | int) -> Any:
 
 def _field_names(node: Any) -> Iterable[str]:
     if isinstance(node, tuple):
-        return getattr(node, "_fields", ())
+        return namedtuple_fields(type(node)) or ()
     if dataclasses.is_dataclass(node):
         return [field.name for field in dataclasses.fields(node)]
     return ()
