@@ -31,7 +31,7 @@ Given: TypeAlias = "pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabe
 """Table of labels, or a function that returns it."""
 
 
-class Columns:
+class LabelColumns:
     """Label columns of a whole dataset, which its views share: each is read, and converted, once.
 
     Args: as of `Labels`.
@@ -115,15 +115,15 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         num_rows: samples of the whole dataset; a table without columns does not tell it.
         rows: of a view its rows in the table, int64; see `take`.
 
-    Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
+    Arrays are read-only and shared. LabelColumns of ints, floats and times are views of the table without a copy, and so are
     lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
     is nan in a float array, NaT in an array of times, and None in an object array of any other type.
     """
 
     def __init__(
-        self, table: Given | Columns, *, num_rows: int | None = None, rows: Ints | None = None
+        self, table: Given | LabelColumns, *, num_rows: int | None = None, rows: Ints | None = None
     ) -> None:
-        self._whole = table if isinstance(table, Columns) else Columns(table, num_rows)
+        self._whole = table if isinstance(table, LabelColumns) else LabelColumns(table, num_rows)
         self._rows = rows
         self._arrays: dict[str, npt.NDArray[Any]] = {}  # of a view
 
@@ -236,7 +236,7 @@ def _taken(column: pa.ChunkedArray, rows: Ints | None) -> pa.ChunkedArray:
     return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
 
-def origin(labels: Labels) -> tuple[Columns, Ints | None]:
+def origin(labels: Labels) -> tuple[LabelColumns, Ints | None]:
     """Return the columns of the whole dataset, and the rows of this view; None for all in order."""
     return labels._whole, labels._rows
 

@@ -71,7 +71,7 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
     """Do as `start`, for a block that gives the file its name. If the block raises before, the file is deleted."""
     session = start(target, wait)
     try:
-        with on_error(lambda: storage.try_remove(name_for(target))):  # --prune deletes what is left
+        with on_error(lambda: storage.try_remove(name_for(target))):  # --prune deletes the rest
             yield session
     finally:
         session.close()
