@@ -115,7 +115,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         num_rows: samples of the whole dataset; a table without columns does not tell it.
         rows: of a view its rows in the table, int64; see `take`.
 
-    Arrays are read-only and shared. LabelColumns of ints, floats and times are views of the table without a copy, and so are
+    Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
     lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
     is nan in a float array, NaT in an array of times, and None in an object array of any other type.
     """

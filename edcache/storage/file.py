@@ -205,9 +205,7 @@ class File(Handle, ByteSource):
                 yield
             finally:
                 self.unlock(start)
-        except (
-            BaseException
-        ):  # an interrupt of any class within the first way out (tests/faults/soak_interrupts.py)
+        except BaseException:  # an interrupt within the first way out (tests/faults/soak_interrupts.py)
             self.unlock(start)
             raise
 
