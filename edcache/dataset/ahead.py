@@ -153,6 +153,8 @@ class Ahead:
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
         position = self._reached
+        if position >= self._stop:  # all was read while others began
+            return
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
         present = sum(session.index.present for session in self._sessions)
         each = max(1, length * sum(session.nbytes for session in self._sessions) // max(1, present))
