@@ -139,7 +139,7 @@ class CachedDataset(Whole[T_co]):
         """Compute the label columns of the options that a complete archive lacks, from its samples."""
         if not spec.names:
             return
-        try:
+        with base.on_error(self._reader.close):
             # Dropped columns do not return.
             session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
@@ -148,9 +148,6 @@ class CachedDataset(Whole[T_co]):
                 from edcache.dataset import relabel
 
                 self._relabel(lambda: relabel.of_keys(self._archive, spec.only(absent)))
-        except BaseException:
-            self._reader.close()
-            raise
 
     @classmethod
     @overload
