@@ -352,7 +352,7 @@ class EpochSampler(DistributedSampler[Any]):
             self.set_epoch(current.epoch + 1)
 
     def check_loader(self, samples: int, batch_size: int | None) -> None:
-        """Raise OptionError unless the items fit a loader of a dataset with so many samples."""
+        """Raise OptionError unless the items fit a loader of a dataset: its samples, and None if it takes batches."""
         kind, gives_lists = type(self).__name__, self._gives_lists
         if gives_lists != (batch_size is None):
             raise OptionError(

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from edcache.base import Ints, OptionError, check_count, described
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of, warn_of_absent
-from edcache.dataset.ordering import grouped
 from edcache.dataset.orders import Drawn
-from edcache.dataset.permutation import word
+from edcache.dataset.permutation import stream
 from edcache.dataset.selection import Selection
+from edcache.dataset.split import grouped
 from edcache.dataset.state import State
 from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
@@ -73,7 +73,7 @@ class Balanced(EpochSampler):
         super().__init__(ds, count, seed, **keywords)
 
     def _drawn(self, epoch: int) -> Drawn:
-        random, sizes = generator(self.seed, epoch), np.diff(self._starts)
+        random, sizes = stream(self.seed, epoch), np.diff(self._starts)
         rounds = -(-self._count // max(len(sizes), 1))
         # Of each class, one after the other: as many orders of its samples as the rounds take.
         members = np.empty((rounds, len(sizes)), np.int64)
@@ -134,7 +134,7 @@ class Weighted(EpochSampler):
         super().__init__(ds, count, seed, **keywords)
 
     def _drawn(self, epoch: int) -> Drawn:
-        numbers = generator(self.seed, epoch).random_sample(self._count)
+        numbers = stream(self.seed, epoch).random_sample(self._count)
         # In nearly rising order, for the processor's cache; numpy sorts 16 bits eight times as fast as floats.
         rising = np.argsort((numbers * (1 << 16)).astype(np.uint16), kind="stable")
         drawn = np.empty(self._count, np.int64)
@@ -226,7 +226,7 @@ class ByLength(EpochSampler):
     def _drawn(self, epoch: int) -> Drawn:
         size, bounds, positions = self.global_batch_size, self._bounds, self._sorted
         if self.shuffle:
-            random, positions = generator(self.seed, epoch), positions.copy()
+            random, positions = stream(self.seed, epoch), positions.copy()
             for begin, end in itertools.pairwise(self._buckets.tolist()):
                 random.shuffle(positions[begin:end])
             # A last, smaller batch of all ranks stays the last step.
@@ -246,12 +246,6 @@ class ByLength(EpochSampler):
 
     def _arrays(self) -> Sequence[npt.NDArray[Any]]:
         return [self._sorted, self._bounds, self._buckets]
-
-
-def generator(seed: int, epoch: int) -> np.random.RandomState:
-    """Make the generator of an epoch. numpy has frozen its stream."""
-    number = word(seed, epoch)
-    return np.random.RandomState([number & 0xFFFFFFFF, number >> 32])
 
 
 def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Ints:

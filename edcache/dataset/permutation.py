@@ -2,7 +2,7 @@
 
 The functions are version 1 of docs/reference/orders.md, and stay: test_permutation.py has their values.
 
-numpy's RandomState shuffles: its stream is frozen. A Feistel network computes, in constant time and memory: a position
+numpy's RandomState shuffles. A Feistel network computes, in constant time and memory: a position
 is two digits, which take turns in adding a hash of the other one, over the numbers below a * b with b about a, in 10
 rounds as in NIST's FF1. A result of count or more goes through it again. A word of 64 bits is the key of the order.
 """
@@ -40,6 +40,12 @@ def word(*key: int) -> int:
     # Hexadecimal: Python makes at most 4,300 decimal digits.
     text = "/".join(("edcache order", *(format(part, "x") for part in (_VERSION, *key))))
     return int.from_bytes(hashlib.shake_128(text.encode()).digest(8), "little")
+
+
+def stream(*key: int) -> np.random.RandomState:
+    """Make the generator of a key. numpy has frozen its stream."""
+    number = word(*key)
+    return np.random.RandomState([number & 0xFFFFFFFF, number >> 32])
 
 
 def words(first: int, *numbers: Ints) -> _Uints:
@@ -176,9 +182,8 @@ class ShuffledArray:
 
     @once
     def _order(self) -> Ints:
-        number = word(self._count, *self._key)
         order = np.arange(self._count, dtype=np.int64)
-        np.random.RandomState([number & 0xFFFFFFFF, number >> 32]).shuffle(order)
+        stream(self._count, *self._key).shuffle(order)
         return order
 
     def at(self, position: int) -> int:

@@ -11,11 +11,11 @@ import numpy as np
 from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, Pass, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.ordering import grouped
 from edcache.dataset.orders import Drawn, RankOrder, RankSteps
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.selection import Selection, Shuffled, shuffled
+from edcache.dataset.split import grouped
 from edcache.dataset.state import State
 
 if TYPE_CHECKING:
