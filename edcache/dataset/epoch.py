@@ -142,6 +142,7 @@ class EpochSampler(DistributedSampler[Any]):
         make.__signature__ = own.replace(parameters=named)
 
     _may_repeat = False  # True if a sample may be drawn twice an epoch
+    _arrays: Sequence[npt.NDArray[Any]] = ()  # that determine the order
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
     def __init__(
@@ -172,6 +173,7 @@ class EpochSampler(DistributedSampler[Any]):
             raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"', option="uneven")
         if global_batch_size is not None:
             check_count("global_batch_size", global_batch_size)
+            global_batch_size = int(global_batch_size)  # a state is plain
         self.seed = int(seed)
         self.uneven, self.global_batch_size = uneven, global_batch_size
         # An attribute of torch's DistributedSampler and BatchSampler.
@@ -195,7 +197,7 @@ class EpochSampler(DistributedSampler[Any]):
     def num_replicas(self) -> int:  # type: ignore[override]
         """Number of ranks that share an epoch."""
         if self._num_replicas is not None:
-            return self._num_replicas
+            return int(self._num_replicas)
         return torch.distributed.get_world_size() if _is_distributed() else 1
 
     @property
@@ -342,7 +344,11 @@ class EpochSampler(DistributedSampler[Any]):
         current.taken = self._items(current.start)
 
     def begin(self) -> tuple[Pass, RankOrder]:
-        """Begin an iteration by other means than `iter`: return its pass, whose `taken` counts items, and the items."""
+        """Begin an iteration without `iter`, as a loader does that takes many items at once.
+
+        Returns:
+            The pass, whose `taken` the caller sets to the number of items that it took, and the items.
+        """
         self._pass = self._pass.begun(self._is_complete)
         return self._pass, self._order(self.epoch, self._pass.start, self.rank)
 
@@ -352,7 +358,15 @@ class EpochSampler(DistributedSampler[Any]):
             self.set_epoch(current.epoch + 1)
 
     def check_loader(self, samples: int, batch_size: int | None) -> None:
-        """Raise OptionError unless the items fit a loader of a dataset: its samples, and None if it takes batches."""
+        """Check that the items fit a loader.
+
+        Args:
+            samples: the length of its dataset.
+            batch_size: None if it takes complete batches.
+        Raises:
+            OptionError: "batch_size=None and a Shuffle that gives positions; give a batch_size"; the positions are of a
+                dataset of another length.
+        """
         kind, gives_lists = type(self).__name__, self._gives_lists
         if gives_lists != (batch_size is None):
             raise OptionError(
@@ -402,7 +416,7 @@ class EpochSampler(DistributedSampler[Any]):
             "consumed": consumed,
             **self._options(),
         }
-        if self._arrays():
+        if self._arrays:
             state["data"] = self._digest
         return state
 
@@ -412,11 +426,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     @once
     def _digest(self) -> str:
-        return digest(*self._arrays())
-
-    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        """List the arrays that determine the order."""
-        return ()
+        return digest(*self._arrays)
 
     def _options(self) -> State:
         """Return the parameters of the order, beside seed, epoch, length and arrays: as JSON has them."""

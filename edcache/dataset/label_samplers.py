@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Balanced(EpochSampler):
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
-        self._members, self._starts = by_class(column_of(ds, label))
+        self._members, self._starts = self._arrays = by_class(column_of(ds, label))
         if num_samples is not None:
             check_count("num_samples", num_samples)
             if not len(self._members):
@@ -85,9 +85,6 @@ class Balanced(EpochSampler):
         turns = permuted_rows(random, rounds, len(sizes))
         drawn = np.take_along_axis(members, turns, axis=1).reshape(-1)
         return Drawn(Selection(drawn[: self._count]))
-
-    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        return [self._members, self._starts]
 
 
 class Weighted(EpochSampler):
@@ -127,6 +124,7 @@ class Weighted(EpochSampler):
         if num_samples is not None:
             check_count("num_samples", num_samples)
         self._sums = np.cumsum(values)
+        self._arrays = [self._sums]
         count = len(values) if num_samples is None else num_samples
         total = self._sums[-1] if len(values) else 0.0
         if count and not 0 < total < math.inf:
@@ -140,9 +138,6 @@ class Weighted(EpochSampler):
         drawn = np.empty(self._count, np.int64)
         drawn[rising] = np.searchsorted(self._sums, numbers[rising] * self._sums[-1:], side="right")
         return Drawn(Selection(drawn))
-
-    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        return [self._sums]
 
 
 class ByLength(EpochSampler):
@@ -215,6 +210,7 @@ class ByLength(EpochSampler):
             buckets.append(begin)
         self._bounds = np.concatenate((*starts, [len(values)]))
         self._buckets = np.array([*buckets, len(values)])
+        self._arrays = [self._sorted, self._bounds, self._buckets]
         count = len(self._bounds) - 1
         if global_size is not None:
             count = len(values)
@@ -243,9 +239,6 @@ class ByLength(EpochSampler):
 
     def _options(self) -> State:
         return {"shuffle": int(self.shuffle)}
-
-    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        return [self._sorted, self._bounds, self._buckets]
 
 
 def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +107,8 @@ class ChunkShuffle(EpochSampler):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = int(buffer), lanes if lanes is None else int(lanes)
         self._positions, self._size = _sorted_by_chunk(reading_of(ds))
+        if not isinstance(self._positions.numbers, range):
+            self._arrays = [self._positions.numbers]
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -131,10 +133,6 @@ class ChunkShuffle(EpochSampler):
 
     def _options(self) -> State:
         return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size}
-
-    def _arrays(self) -> Sequence[Ints]:
-        places = self._positions.numbers
-        return [] if isinstance(places, range) else [places]
 
 
 class Foreign(EpochSampler):
