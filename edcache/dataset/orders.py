@@ -23,7 +23,7 @@ _BLOCK = 1 << 13
 
 
 class Drawn(NamedTuple):
-    """Drawn of an epoch by all ranks together, in order.
+    """Draws of an epoch by all ranks together, in order.
 
     bounds: None if draw k is positions[k]; else int64 [n + 1], and draw k is the batch
     positions[bounds[k]:bounds[k + 1]].

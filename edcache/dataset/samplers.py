@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +142,7 @@ class Foreign(EpochSampler):
     """
 
     def __init__(self, ds: Sized, sampler: Iterable[Any], gives_lists: bool) -> None:
-        super().__init__(ds, sys.maxsize, 0, num_replicas=1, rank=0)
+        super().__init__(ds, 0, 0, num_replicas=1, rank=0)
         self._sampler, self._gives_lists = sampler, gives_lists
 
     def __len__(self) -> int:
@@ -176,12 +175,14 @@ class Foreign(EpochSampler):
 
     def _order(self, epoch: int, start: int, rank: int) -> RankOrder:
         items = list(self._sampler)
-        draws, count = Drawn(Selection(_positions([] if self._gives_lists else items))), len(items)
-        if self._gives_lists and items:
+        self._count = len(items)
+        if self._gives_lists:
             batches = [_positions(item) for item in items]
             bounds = np.cumsum([0, *map(len, batches)])
-            draws = Drawn(Selection(np.concatenate(batches)), bounds)
-        share = RankSteps(count, 0, count, 1, 0, 1)
+            draws = Drawn(Selection(np.concatenate([_positions([]), *batches])), bounds)
+        else:
+            draws = Drawn(Selection(_positions(items)))
+        share = RankSteps(self._count, 0, self._count, each=1, rank=0, ranks=1)
         return RankOrder(epoch, draws, share, gives_lists=self._gives_lists, may_repeat=False)
 
 
