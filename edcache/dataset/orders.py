@@ -7,6 +7,7 @@ ranks, and no two ranks have a draw in common. The first draws come again where 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,10 +89,9 @@ class RankOrder(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self.gives_lists:
-            yield from (self[number] for number in range(len(self)))
-            return
-        for low, high in self._blocks():
-            yield from self.positions(low, high).tolist()
+            return (self[number] for number in range(len(self)))
+        # No generator stands between a block and who asks for its items: they are most of the time of small ones.
+        return itertools.chain.from_iterable(self.positions(*block).tolist() for block in self._blocks())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self.positions(0, len(self)).astype(dtype or np.int64, copy=False)
