@@ -1,15 +1,38 @@
-"""`EpochSampler`: epochs that ranks share, and the state of the whole job.
+"""`EpochSampler`: passes over epochs that ranks share, and the state of the whole job. Every order is a subclass.
 
-Every order of samples is a subclass. `Loader` has no state beside theirs.
+A pass is one iteration over an epoch, from a draw of all ranks on. These rules hold:
+
+- The draws of an epoch are a function of options, seed and epoch. Each rank makes them for itself, and takes its items
+  out of them (`orders.py`). Ranks exchange nothing.
+- After k items of each rank, the job has consumed the k steps behind the start of the pass. So a state is epoch and
+  consumed draws. It names neither ranks nor batches nor workers: any number of ranks shares the rest.
+- At the end of an epoch all draws are consumed, also the ones that uneven="drop" leaves out.
+
+A sampler has one current pass, which `Pass` replaces by another one:
+
+| event | current pass | next pass |
+|---|---|---|
+| an iteration begins | at its end, but not named | the next epoch, begun |
+| | any other | the same epoch from the same start, begun: after `break` its draws come again |
+| `set_epoch` | of another epoch | that epoch, begun |
+| | loaded or named | the same start, named: at the end of an epoch its iteration is empty |
+| | begun, at its end | the same epoch, begun |
+| | begun, before its end | stays |
+| `load_state_dict` | any | epoch and consumed draws of the state, loaded |
+
+What must never happen:
+
+- A sample comes twice in an epoch, or never. So a pass begins at the consumed draws of all ranks, and only the events
+  above change its start. A replaced pass goes on counting, to no effect.
+- Two ranks disagree about a draw. It depends on no rank, on no time, and on no random numbers that numpy may change.
+- Two ranks disagree about the end. Behind the draw of a state a rank may have an item less than others, and counts as
+  if it had as many.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterator, Sequence, Sized
-from functools import partial
-from operator import length_hint
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -21,7 +44,8 @@ from typing_extensions import Self
 from edcache.base import Ints, OptionError, check_count, once, shown
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.selection import Cycle, Selection
+from edcache.dataset.orders import Drawn, RankOrder, RankSteps
+from edcache.dataset.selection import Selection
 from edcache.dataset.state import (
     VERSION,
     State,
@@ -31,10 +55,6 @@ from edcache.dataset.state import (
     digest,
     view_text,
 )
-from edcache.dataset.transforms import drawn
-
-# Draws that are computed at once.
-_BLOCK = 1 << 13
 
 Uneven = Literal["repeat", "drop", "allow"]
 
@@ -49,51 +69,32 @@ class SamplerKeywords(TypedDict, total=False):
 
 
 class Pass:
-    """Pass of a sampler over an epoch, from the draw `start` of all ranks on; it counts what this rank takes.
-
-    `begun`, `named` and a loaded state make the next pass: nothing else changes a sampler's place. A replaced pass goes
-    on counting, to no effect.
+    """Pass over an epoch, from the draw `start` of all ranks on. It never changes, but for what this rank takes.
 
     Attributes:
-        phase: "begun", also before its first draw. "loaded": it begins at the draw of a state, or in the next epoch if
-            that is the end of one. "named": set_epoch() named the epoch of a loaded one, so it begins there, and is
-            empty at the end.
+        phase: "begun", also before its first draw. "loaded": it begins at the draw of a state. "named": set_epoch()
+            named the epoch of a loaded one.
+        taken: the number of items that this rank has drawn.
     """
 
     def __init__(
         self, epoch: int, start: int = 0, phase: Literal["begun", "loaded", "named"] = "begun"
     ) -> None:
-        self.epoch, self.start, self.phase = epoch, start, phase
-        self._reached = 0
-        # The rest of the computed draws, up to `_reached`.
-        self._rest: Any = ()
+        self.epoch, self.start, self.phase, self.taken = epoch, start, phase, 0
 
     def begun(self, is_complete: bool) -> Pass:
-        """Return the pass of an iteration that begins: over the next epoch, or this one again."""
+        """Return the pass of an iteration that begins."""
         if is_complete and self.phase != "named":
             return Pass(self.epoch + 1)
         return Pass(self.epoch, self.start)
 
     def named(self, epoch: int, is_complete: bool) -> Pass:
-        """Return the pass after set_epoch(): at the draw of a loaded state of this epoch, else at the first draw."""
+        """Return the pass after set_epoch()."""
         if epoch != self.epoch:
             return Pass(epoch)
         if self.phase != "begun":
             return Pass(epoch, self.start, "named")
         return Pass(epoch) if is_complete else self
-
-    @property
-    def taken(self) -> int:
-        """Items that this rank has drawn."""
-        return self._reached - length_hint(self._rest)
-
-    @taken.setter
-    def taken(self, count: int) -> None:
-        self.take_from(count, ())
-
-    def take_from(self, reached: int, rest: Any) -> None:
-        """Count the items of an iterator, up to number `reached`."""
-        self._reached, self._rest = reached, rest
 
 
 # A DistributedSampler, so that Lightning and others, which shard samplers, leave this one alone.
@@ -141,6 +142,7 @@ class EpochSampler(DistributedSampler[Any]):
         make.__signature__ = own.replace(parameters=named)
 
     _may_repeat = False  # True if a sample may be drawn twice an epoch
+    _arrays: Sequence[npt.NDArray[Any]] = ()  # that determine the order
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
     def __init__(
@@ -171,13 +173,16 @@ class EpochSampler(DistributedSampler[Any]):
             raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"', option="uneven")
         if global_batch_size is not None:
             check_count("global_batch_size", global_batch_size)
+            global_batch_size = int(global_batch_size)  # a state is plain
         self.seed = int(seed)
         self.uneven, self.global_batch_size = uneven, global_batch_size
         # An attribute of torch's DistributedSampler and BatchSampler.
         self.drop_last = uneven == "drop"
-        self._count = count
+        self._count, self._gives_lists = int(count), global_batch_size is not None
         self._num_replicas, self._rank = num_replicas, rank
         self._pass = Pass(0)
+        # What determines the draws, and the draws: an array is made once an epoch.
+        self._last: tuple[Any, Drawn] | None = None
         self._ds: Sized | None = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
         if isinstance(ds, Readable):
@@ -186,13 +191,13 @@ class EpochSampler(DistributedSampler[Any]):
         self._check_ranks()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_view": self._view, "_ds": None, "_selections": []}
+        return vars(self) | {"_view": self._view, "_ds": None, "_selections": [], "_last": None}
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
         """Number of ranks that share an epoch."""
         if self._num_replicas is not None:
-            return self._num_replicas
+            return int(self._num_replicas)
         return torch.distributed.get_world_size() if _is_distributed() else 1
 
     @property
@@ -309,9 +314,9 @@ class EpochSampler(DistributedSampler[Any]):
         steps = -(-len(order) // batch_size)
         if step >= steps:
             raise OptionError(f"step={step} of {steps:,} steps; give less", option="step")
-        return drawn_in(order, step * batch_size, min((step + 1) * batch_size, len(order)))
+        return order.positions(step * batch_size, min((step + 1) * batch_size, len(order)))
 
-    def order(self, epoch: int | None = None) -> Any:
+    def order(self, epoch: int | None = None) -> RankOrder:
         """Return the draws of this rank in an epoch: a sequence of len(self). It does not advance the iteration.
 
         Args:
@@ -320,37 +325,61 @@ class EpochSampler(DistributedSampler[Any]):
             order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it. If the sampler gives
             lists, order[k] is an int64 array.
         """
-        return self._order(self.epoch if epoch is None else epoch, 0)
+        return self._order(self.epoch if epoch is None else epoch, 0, self.rank)
 
     def __iter__(self) -> Iterator[Any]:
         # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
-        order = self._begin()
-        current, ds = self._pass, self._ds
-        items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
-        known = items
-        if isinstance(ds, Readable):
-            reading = reading_of(ds)
-            ahead = looking_ahead(reading, self.epoch, partial(drawn_in, order), len(order))
-            known = known if ahead is None else ahead.follow(known, 1)
-            known = known_draws(self, known) if reading.is_seeded else known
-        if known is items and isinstance(order, Selection):
-            # The interpreter's own iterator takes a third of the time, and tells its rest.
-            for low in range(0, len(order), _BLOCK):
-                block = order[low : low + _BLOCK].tolist()
-                rest = iter(block)
-                current.take_from(low + len(block), rest)
-                yield from rest
-        else:
-            for taken, drawn in enumerate(known, 1):
-                current.taken = taken
-                yield drawn
+        current, order = self.begin()
+        items = (item.tolist() for item in order) if order.gives_lists else iter(order)
+        if isinstance(self._ds, Readable):
+            reading = reading_of(self._ds)
+            ahead = looking_ahead(reading, order.epoch, order.positions, len(order))
+            items = items if ahead is None else ahead.follow(items, 1)
+            items = order.carried(items) if reading.is_seeded else items
+        for taken, item in enumerate(items, 1):
+            current.taken = taken
+            yield item
+        # A rank with one item less knows of the end too.
         current.taken = self._items(current.start)
 
-    def _begin(self) -> Any:
-        """Begin an iteration; return the items of its pass."""
+    def begin(self) -> tuple[Pass, RankOrder]:
+        """Begin an iteration without `iter`, as a loader does that takes many items at once.
+
+        Returns:
+            The pass, whose `taken` the caller sets to the number of items that it took, and the items.
+        """
         self._pass = self._pass.begun(self._is_complete)
-        return self._order(self.epoch, self._pass.start)
+        return self._pass, self._order(self.epoch, self._pass.start, self.rank)
+
+    def end(self, current: Pass) -> None:
+        """Go on to the next epoch behind a pass, unless another pass replaced it."""
+        if current is self._pass:
+            self.set_epoch(current.epoch + 1)
+
+    def check_loader(self, samples: int, batch_size: int | None) -> None:
+        """Check that the items fit a loader.
+
+        Args:
+            samples: the length of its dataset.
+            batch_size: None if it takes complete batches.
+        Raises:
+            OptionError: "batch_size=None and a Shuffle that gives positions; give a batch_size"; the positions are of a
+                dataset of another length.
+        """
+        kind, gives_lists = type(self).__name__, self._gives_lists
+        if gives_lists != (batch_size is None):
+            raise OptionError(
+                f"batch_size={batch_size} and a {kind} that gives batches; give batch_size=None"
+                if gives_lists
+                else f"batch_size=None and a {kind} that gives positions; give a batch_size",
+                option="batch_size",
+            )
+        # The dataset of the sampler may have grown, or the order may be of its first samples.
+        if self._ds is not None and self._samples != samples != len(self._ds):
+            made_of = f"the sampler was made of a dataset of {len(self._ds):,} samples"
+            text = f"{made_of}, this one has {samples:,}; make it of this one"
+            raise OptionError(text, option="sampler")
 
     @property
     def _is_complete(self) -> bool:
@@ -387,9 +416,9 @@ class EpochSampler(DistributedSampler[Any]):
             "consumed": consumed,
             **self._options(),
         }
-        if self._arrays():
+        if self._arrays:
             state["data"] = self._digest
-        return {name: _to_plain(value) for name, value in state.items()}
+        return state
 
     @once
     def _view(self) -> str:
@@ -397,28 +426,25 @@ class EpochSampler(DistributedSampler[Any]):
 
     @once
     def _digest(self) -> str:
-        return digest(*self._arrays())
-
-    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
-        """List the arrays that determine the order."""
-        return ()
+        return digest(*self._arrays)
 
     def _options(self) -> State:
-        """Return the parameters of the order, beside seed, epoch, length and arrays."""
+        """Return the parameters of the order, beside seed, epoch, length and arrays: as JSON has them."""
         return {}
 
-    def _drawn(self, epoch: int) -> Selection:
-        """Return the draws of all ranks together, in order: of length `count`."""
+    def _drawn(self, epoch: int) -> Drawn:
+        """Return the draws of all ranks together: as many as `count`."""
         raise NotImplementedError
 
-    def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
-        """Return the items of a rank from a draw on: positions, or a sequence of lists of them."""
+    def _order(self, epoch: int, start: int, rank: int) -> RankOrder:
+        """Return the items of a rank from a draw on."""
         self._check_ranks()
-        return _share(self, self._drawn(epoch), start, self.rank if rank is None else rank)
-
-    @property
-    def _gives_lists(self) -> bool:
-        return self.global_batch_size is not None
+        key, last = (self.seed, epoch, self._options()), self._last
+        if last is None or last[0] != key:
+            last = self._last = key, self._drawn(epoch)
+        stop = self._count if self.uneven == "allow" else start + self._items(start) * self._each
+        share = RankSteps(self._count, start, stop, self._each, rank, self.num_replicas)
+        return RankOrder(epoch, last[1], share, gives_lists=self._gives_lists, may_repeat=self._may_repeat)
 
     def _check_ranks(self) -> None:
         """Raise OptionError for too many ranks, which may be known only when an epoch begins."""
@@ -428,55 +454,6 @@ class EpochSampler(DistributedSampler[Any]):
                 f"global_batch_size={size} for {ranks} ranks; give at least one sample for each",
                 option="global_batch_size",
             )
-
-
-def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> Any:
-    """Return the share of a rank in the draws of all ranks, from one on."""
-    size, ranks = sampler.global_batch_size, sampler.num_replicas
-    is_all = sampler.uneven == "allow"
-    end = sampler._count if is_all else start + sampler._items(start) * sampler._each
-    if end > len(drawn):
-        # The first draws follow the last.
-        drawn = Cycle(range(end), drawn)
-    if size is None:
-        return drawn.cut(range(start + rank, end, ranks))
-    return _Steps(drawn, range(start + rank, end, size), size - rank, ranks)
-
-
-def known_draws(sampler: EpochSampler, items: Iterator[Any]) -> Iterator[Any]:
-    """Let the positions of a rank carry epoch and draw, for seeded transforms."""
-    numbers: Iterator[int] | None = None
-    if sampler._may_repeat:
-        order = _share(sampler, Selection(range(sampler._count)), sampler._pass.start, sampler.rank)
-        flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
-        numbers = (int(place) + 1 for place in flat)
-    return drawn(items, sampler.epoch, numbers)
-
-
-class _Steps(Sequence[Ints]):
-    """Shares of a rank in steps: each begins at one of `starts`, and has every n-th of `length` draws."""
-
-    def __init__(self, drawn: Selection, starts: range, length: int, ranks: int) -> None:
-        self._drawn, self._starts, self._length, self._ranks = drawn, starts, length, ranks
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __getitem__(self, index: Any) -> Any:
-        start = self._starts[index]
-        return self._drawn[start : start + self._length : self._ranks]
-
-
-def _to_plain(value: Any) -> Any:
-    """Convert a number of numpy to Python's, for JSON."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def drawn_in(order: Any, start: int, stop: int) -> Ints:
-    """Return the positions in items of an order."""
-    if isinstance(order, Selection):
-        return order.take(np.arange(start, stop))
-    return np.concatenate([order[number] for number in range(start, stop)])
 
 
 def _is_distributed() -> bool:

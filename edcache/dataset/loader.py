@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,9 @@ from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
 from edcache.dataset.ahead import looking_ahead
-from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
+from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.indexing import Readable, batch_of, reading_of
+from edcache.dataset.orders import RankOrder
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
 from edcache.reader import Memory, fresh
@@ -92,13 +92,13 @@ class Loader:
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
-        sampler = self.sampler
-        return f"Loader({sampler._samples:,} samples, batch_size={self.batch_size}, epoch {sampler.epoch})"
+        count, epoch = len(self.dataset), self.sampler.epoch
+        return f"Loader({count:,} samples, batch_size={self.batch_size}, epoch {epoch})"
 
     @property
     def batch_sampler(self) -> EpochSampler | None:
         """Sampler, if it gives batches; else None."""
-        return self.sampler if self.sampler._gives_lists else None
+        return self.sampler if self.batch_size is None else None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch; TypeError if the sampler has no length."""
@@ -127,17 +127,16 @@ class Loader:
         self.sampler.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        sampler = self.sampler
-        order = sampler._begin()
-        current, starts = sampler._pass, self._starts(len(order))
+        current, order = self.sampler.begin()
+        starts = self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
-        ahead = looking_ahead(self._reading, current.epoch, partial(drawn_in, order), len(order))
+        ahead = looking_ahead(self._reading, order.epoch, order.positions, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         if self._reading.is_seeded:
-            batches = known_draws(sampler, batches)
+            batches = order.carried(batches)
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
-        last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
+        last = len(order) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
         self._is_split = True  # until a large batch cannot be split into small ones
         # With its number: "cuda" and "xla" mean the current device of each thread.
@@ -148,8 +147,7 @@ class Loader:
                 ahead.begin()
             current.taken = taken
             yield batch
-        if sampler._pass is current:
-            sampler.set_epoch(current.epoch + 1)
+        self.sampler.end(current)
 
     def _starts(self, items: int) -> range:
         """Return the first item of each batch in an order."""
@@ -252,22 +250,9 @@ class Loader:
 
 def _order_of(dataset: Readable[Any], sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
     """Return the order of a user's sampler; OptionError if it does not fit."""
-    makes_batches = batch_size is None
     if not isinstance(sampler, EpochSampler):
-        return Foreign(dataset, sampler, gives_lists=makes_batches)
-    if sampler._gives_lists != makes_batches:
-        kind = type(sampler).__name__
-        raise OptionError(
-            f"batch_size={batch_size} and a {kind} that gives batches; give batch_size=None"
-            if sampler._gives_lists
-            else f"batch_size=None and a {kind} that gives positions; give a batch_size",
-            option="batch_size",
-        )
-    length = len(dataset)
-    # The dataset of the sampler may have grown, or the order may be of its first samples.
-    if sampler._ds is not None and sampler._samples != length != len(sampler._ds):
-        made_of = f"the sampler was made of a dataset of {len(sampler._ds):,} samples"
-        raise OptionError(f"{made_of}, this one has {length:,}; make it of this one", option="sampler")
+        return Foreign(dataset, sampler, gives_lists=batch_size is None)
+    sampler.check_loader(len(dataset), batch_size)
     return sampler
 
 
@@ -281,7 +266,7 @@ def _check_device(device: torch.device | str | None) -> None:
             ) from None
 
 
-def _slice_order(order: Any, starts: range) -> Iterator[Ints]:
+def _slice_order(order: RankOrder, starts: range) -> Iterator[Ints]:
     """Cut an order at each start; many at a time, since a cut takes a dozen calls of numpy."""
     many = max(_WORTH_A_SLICE // starts.step, 1)
     for part in (starts[k : k + many] for k in range(0, len(starts), many)):

@@ -7,15 +7,16 @@ import math
 import reprlib
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.combined import Concat, concat
 from edcache.dataset.epoch import EpochSampler
-from edcache.dataset.permutation import Computed, permuted, word, words
-from edcache.dataset.selection import Selection, Shuffled
+from edcache.dataset.orders import Drawn
+from edcache.dataset.permutation import permuted, word, words
+from edcache.dataset.selection import Selection
 from edcache.dataset.split import apportioned
 from edcache.dataset.state import State
 from edcache.dataset.view import Samples
@@ -29,6 +30,8 @@ Weights = Sequence[float]
 
 # Draws of a round; weights that need more are rounded to parts of it.
 _MOST_DRAWS = 1 << 16
+# Draws of an epoch that are computed at once.
+_BLOCK = 1 << 14
 
 
 class Mixture(EpochSampler):
@@ -62,7 +65,8 @@ class Mixture(EpochSampler):
         self.dataset = dataset
         self._starts = np.array(dataset.starts)
         self._sizes = np.diff(self._starts, append=len(dataset))
-        self._round = _round(_counts(weights, self._sizes.tolist()))
+        self._counts = np.array(_counts(weights, self._sizes.tolist()))
+        self._sources, self._numbers = _round(self._counts.tolist())
         super().__init__(dataset, self._draws(stop), seed, **keywords)
 
     def _draws(self, stop: object) -> int:
@@ -72,24 +76,32 @@ class Mixture(EpochSampler):
                 raise OptionError(f'stop="{stop}"; give "first", "longest" or a number of draws')
             check_count("stop", stop)
             return int(stop)  # type: ignore[call-overload, no-any-return]
-        ends = [_end(self._round, k, size) for k, size in enumerate(self._sizes.tolist())]
-        known = [end for end in ends if end is not None]
-        if stop == "longest" and len(known) < len(ends):
+        if stop == "longest" and not self._counts.all():
             raise OptionError(
-                f'stop="longest", and dataset {ends.index(None)} is never drawn from to its end; '
+                f'stop="longest", and dataset {self._counts.argmin()} is never drawn from to its end; '
                 "give a number of draws"
             )
-        return min(known) if stop == "first" else max(known)
+        rounds, number = np.divmod(self._sizes - 1, np.maximum(self._counts, 1))
+        # Places in a round at which a dataset ends, in one of the rounds.
+        last = np.flatnonzero(self._numbers == number[self._sources])
+        ends = rounds[self._sources[last]] * len(self._sources) + last + 1
+        return int(ends.min() if stop == "first" else ends.max())
 
-    def _drawn(self, epoch: int) -> Selection:
-        order = _Order(self, epoch * self._count)
-        return Shuffled(range(self._count), Selection(range(self._samples)), order)
+    def _drawn(self, epoch: int) -> Drawn:
+        drawn, first = np.empty(self._count, np.int64), word(self.seed)
+        for low in range(0, self._count, _BLOCK):  # whose interim results are small
+            block = drawn[low : low + _BLOCK]
+            draws = epoch * self._count + low + np.arange(len(block), dtype=np.int64)
+            rounds, places = np.divmod(draws, len(self._sources))
+            sources = self._sources[places]
+            sizes: Ints = self._sizes[sources]
+            cycles, places = np.divmod(rounds * self._counts[sources] + self._numbers[places], sizes)
+            block[:] = self._starts[sources] + permuted(places, sizes, words(first, sources, cycles))
+        return Drawn(Selection(drawn))
 
     def _options(self) -> State:
-        return {
-            "weights": "/".join(map(str, self._round.counts.tolist())),
-            "sizes": "/".join(map(str, self._sizes.tolist())),
-        }
+        counts, sizes = self._counts.tolist(), self._sizes.tolist()
+        return {"weights": "/".join(map(str, counts)), "sizes": "/".join(map(str, sizes))}
 
 
 def mix(
@@ -118,24 +130,12 @@ def mix(
     Any stretch of the order has the share of each dataset, to less than 2 draws, and a stretch from draw 0 to less than
     1. A dataset is drawn in random order, to its end before it begins again in another order. The next epoch goes on at
     the end of the last one: nothing is left out. State and resumption are as of the samplers.
-    Cost: no memory, but for a round of at most 65,536 draws; 0.2 us a draw.
+    Cost: 8 bytes and 0.2 us a draw when an epoch begins.
 
     >>> mixture = edcache.mix([web, books, code], weights=[0.7, 0.2, 0.1])
     >>> for batch in mixture.dataset.loader(64, sampler=mixture): ...
     """
     return Mixture(concat(datasets), weights, stop=stop, seed=seed, **keywords)
-
-
-class _Round(NamedTuple):
-    """Round of draws, which repeats.
-
-    counts: of each dataset. sources: int64 [n], the dataset of each draw. numbers: int64 [n], draws of its
-    dataset before it.
-    """
-
-    counts: Ints
-    sources: Ints
-    numbers: Ints
 
 
 def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
@@ -172,8 +172,10 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
     return counts
 
 
-def _round(counts: Sequence[int]) -> _Round:
-    """Schedule a round: the k-th of n draws of a dataset lies in the k-th of n equal parts of the round.
+def _round(counts: Sequence[int]) -> tuple[Ints, Ints]:
+    """Schedule a round: return the dataset of each draw, and the number of its draws before: int64 [n] each.
+
+    The k-th of n draws of a dataset lies in the k-th of n equal parts of the round.
 
     Among the draws whose part has begun, the one whose part ends first comes next (earliest deadline first). So a
     prefix has the share of each dataset to less than one draw.
@@ -190,31 +192,4 @@ def _round(counts: Sequence[int]) -> _Round:
         sources[draw], numbers[draw] = source, number
         if number + 1 < counts[source]:
             heapq.heappush(begins, ((number + 1) * total // counts[source], source, number + 1))
-    return _Round(np.array(counts, np.int64), sources, numbers)
-
-
-def _end(round_: _Round, source: int, size: int) -> int | None:
-    """Return the number of draws that read a dataset to its end; None if it is never drawn from."""
-    count = int(round_.counts[source])
-    if not count or not size:
-        return None
-    rounds, number = divmod(size - 1, count)
-    place = np.flatnonzero(round_.sources == source)[number]
-    return rounds * len(round_.sources) + int(place) + 1
-
-
-class _Order(Computed):
-    """Draws of an epoch, as indices of the joined datasets. first: number of draws before it."""
-
-    def __init__(self, mixture: Mixture, first: int) -> None:
-        super().__init__(mixture._count)
-        self._round, self._sizes, self._starts = mixture._round, mixture._sizes, mixture._starts
-        self._word, self._first = word(mixture.seed), first
-
-    def _computed(self, positions: Ints) -> Ints:
-        rounds, places = np.divmod(positions + self._first, len(self._round.sources))
-        sources: Ints = self._round.sources[places]
-        numbers = rounds * self._round.counts[sources] + self._round.numbers[places]
-        sizes: Ints = self._sizes[sources]
-        epochs, positions = np.divmod(numbers, sizes)
-        return self._starts[sources] + permuted(positions, sizes, words(self._word, sources, epochs))
+    return sources, numbers

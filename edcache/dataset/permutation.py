@@ -2,7 +2,7 @@
 
 The functions are version 1 of docs/reference/orders.md, and stay: test_permutation.py has their values.
 
-numpy's RandomState shuffles: its stream is frozen. A Feistel network computes, in constant time and memory: a position
+numpy's RandomState shuffles. A Feistel network computes, in constant time and memory: a position
 is two digits, which take turns in adding a hash of the other one, over the numbers below a * b with b about a, in 10
 rounds as in NIST's FF1. A result of count or more goes through it again. A word of 64 bits is the key of the order.
 """
@@ -10,7 +10,6 @@ rounds as in NIST's FF1. A result of count or more goes through it again. A word
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,12 @@ def word(*key: int) -> int:
     return int.from_bytes(hashlib.shake_128(text.encode()).digest(8), "little")
 
 
+def stream(*key: int) -> np.random.RandomState:
+    """Make the generator of a key. numpy has frozen its stream."""
+    number = word(*key)
+    return np.random.RandomState([number & 0xFFFFFFFF, number >> 32])
+
+
 def words(first: int, *numbers: Ints) -> _Uints:
     """Hash each combination of numbers of 0 or more to a word, by SplitMix64: uint64 [n]."""
     mixed = np.array([first], np.uint64)
@@ -70,8 +75,8 @@ def permuted(positions: Ints, counts: Ints, words: _Uints) -> Ints:
                 low = _root(count - np.uint64(1)) + np.uint64(1)
                 # If both sizes were odd, each round would be an even permutation, and so would the order.
                 low += low & np.uint64(1)
-                keys = _round_keys(words if len(words) == 1 else words[rest], rounds)
-                at = _network(at, low, (count + low - np.uint64(1)) // low, keys)
+                high = (count + low - np.uint64(1)) // low
+                at = _network(at, low, high, words if len(words) == 1 else words[rest], rounds)
                 taken[rest] = at
                 beyond = np.flatnonzero(at >= count)
                 rest, at = rest[beyond], at[beyond]
@@ -86,19 +91,14 @@ def _root(squares: _Uints) -> _Uints:
     return roots
 
 
-def _round_keys(words: _Uints, rounds: int) -> Iterator[_Uints]:
-    for _ in range(rounds):
-        yield words
-        words = words + np.uint64(_FIRST)
-
-
-def _network(positions: _Uints, low_size: Any, high_size: Any, keys: Iterable[Any]) -> _Uints:
+def _network(positions: _Uints, low_size: Any, high_size: Any, words: _Uints, rounds: int) -> _Uints:
     """Run all rounds once."""
     high, low = np.divmod(positions, low_size)
     size, other = low_size, high_size
     hashed, spare = np.empty_like(low), np.empty_like(low)
-    for key in keys:
-        np.bitwise_xor(high, key, out=hashed)
+    for _ in range(rounds):
+        np.bitwise_xor(high, words, out=hashed)
+        words = words + np.uint64(_FIRST)
         np.multiply(hashed, np.uint64(_FIRST), out=hashed)
         np.right_shift(hashed, _HALF, out=spare)
         np.bitwise_xor(hashed, spare, out=hashed)
@@ -176,9 +176,8 @@ class ShuffledArray:
 
     @once
     def _order(self) -> Ints:
-        number = word(self._count, *self._key)
         order = np.arange(self._count, dtype=np.int64)
-        np.random.RandomState([number & 0xFFFFFFFF, number >> 32]).shuffle(order)
+        stream(self._count, *self._key).shuffle(order)
         return order
 
     def at(self, position: int) -> int:

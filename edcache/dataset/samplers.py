@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edcache.base import Ints, OptionError, check_count
-from edcache.dataset.epoch import EpochSampler, SamplerKeywords
+from edcache.dataset.epoch import EpochSampler, Pass, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.ordering import grouped
+from edcache.dataset.orders import Drawn, RankOrder, RankSteps
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.selection import Selection, Shuffled, shuffled
+from edcache.dataset.split import grouped
 from edcache.dataset.state import State
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Sequential(EpochSampler):
     def __init__(self, ds: Sized, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), 0, **keywords)
 
-    def _drawn(self, epoch: int) -> Selection:
-        return Selection(range(self._count))
+    def _drawn(self, epoch: int) -> Drawn:
+        return Drawn(Selection(range(self._count)))
 
 
 class Shuffle(EpochSampler):
@@ -59,8 +59,8 @@ class Shuffle(EpochSampler):
     def __init__(self, ds: Sized, seed: int = 0, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Selection:
-        return shuffled(Selection(range(self._count)), self.seed, epoch)
+    def _drawn(self, epoch: int) -> Drawn:
+        return Drawn(shuffled(Selection(range(self._count)), self.seed, epoch))
 
 
 class ChunkShuffle(EpochSampler):
@@ -104,8 +104,10 @@ class ChunkShuffle(EpochSampler):
             check_count("lanes", lanes)
         if not isinstance(ds, Readable):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
-        self.buffer, self._lanes = buffer, lanes
+        self.buffer, self._lanes = int(buffer), lanes if lanes is None else int(lanes)
         self._positions, self._size = _sorted_by_chunk(reading_of(ds))
+        if not isinstance(self._positions.numbers, range):
+            self._arrays = [self._positions.numbers]
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -124,16 +126,12 @@ class ChunkShuffle(EpochSampler):
             self._lanes = given
             raise
 
-    def _drawn(self, epoch: int) -> Selection:
+    def _drawn(self, epoch: int) -> Drawn:
         order = _ChunkOrder(self._count, self._size, self.buffer, self.lanes, self.seed, epoch)
-        return Shuffled(range(self._count), self._positions, order)
+        return Drawn(Shuffled(range(self._count), self._positions, order))
 
     def _options(self) -> State:
         return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size}
-
-    def _arrays(self) -> Sequence[Ints]:
-        places = self._positions.numbers
-        return [] if isinstance(places, range) else [places]
 
 
 class Foreign(EpochSampler):
@@ -144,8 +142,8 @@ class Foreign(EpochSampler):
     """
 
     def __init__(self, ds: Sized, sampler: Iterable[Any], gives_lists: bool) -> None:
-        self._sampler, self._is_of_lists = sampler, gives_lists
-        super().__init__(ds, sys.maxsize, 0, num_replicas=1, rank=0)
+        super().__init__(ds, 0, 0, num_replicas=1, rank=0)
+        self._sampler, self._gives_lists = sampler, gives_lists
 
     def __len__(self) -> int:
         if not isinstance(self._sampler, Sized):
@@ -168,19 +166,24 @@ class Foreign(EpochSampler):
         """Raise OptionError: another sampler keeps its own state."""
         self.state_dict()
 
-    @property
-    def _gives_lists(self) -> bool:
-        return self._is_of_lists
-
-    def _begin(self) -> Any:
+    def begin(self) -> tuple[Pass, RankOrder]:
+        """See the base class. Takes the epoch that a framework may have set."""
         epoch = getattr(self._sampler, "epoch", None)
-        if isinstance(epoch, int):  # a framework may have set it
+        if isinstance(epoch, int):
             super().set_epoch(epoch)
-        return super()._begin()
+        return super().begin()
 
-    def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
-        drawn = list(self._sampler)
-        return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
+    def _order(self, epoch: int, start: int, rank: int) -> RankOrder:
+        items = list(self._sampler)
+        self._count = len(items)
+        if self._gives_lists:
+            batches = [_positions(item) for item in items]
+            bounds = np.cumsum([0, *map(len, batches)])
+            draws = Drawn(Selection(np.concatenate([_positions([]), *batches])), bounds)
+        else:
+            draws = Drawn(Selection(_positions(items)))
+        share = RankSteps(self._count, 0, self._count, each=1, rank=0, ranks=1)
+        return RankOrder(epoch, draws, share, gives_lists=self._gives_lists, may_repeat=False)
 
 
 def _sorted_by_chunk(reading: Reading) -> tuple[Selection, int]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
 from edcache.base import OptionError, shown
-from edcache.dataset.ordering import checked_seed
+from edcache.dataset.split import checked_seed
 from edcache.reader import FieldPath, at, replaced, steps
 
 Draws: TypeAlias = Sequence[tuple[int, int]]

@@ -20,10 +20,10 @@ from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
-from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.root import Reading, set_transform
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
+from edcache.dataset.split import checked_seed, oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import shown_key

@@ -179,7 +179,10 @@ class RecordIndex:
             return self.rows(indices)["offset"].astype(np.int64)
         self._asked += len(indices)
         if self._asked > self.length > 0:  # an epoch: the next ones repay the look at all rows
-            self._asked, self._even = -sys.maxsize, EvenPlaces.of(self._words[:, 0]) if self.is_dense else None
+            self._asked, self._even = (
+                -sys.maxsize,
+                EvenPlaces.of(self._words[:, 0]) if self.is_dense else None,
+            )
         found: Ints = self._words[indices, 0]
         return found
 

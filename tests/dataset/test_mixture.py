@@ -40,7 +40,7 @@ def sources_of(mixture, epoch=0):
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any))
 def test_each_prefix_and_each_stretch_of_a_round_has_its_shares(counts):
-    sources = np.tile(_round(counts).sources, 2)
+    sources = np.tile(_round(counts)[0], 2)
     total = sum(counts)
     for source, count in enumerate(counts):
         drawn = np.concatenate(([0], np.cumsum(sources == source)))

@@ -90,7 +90,9 @@ def ds(archive):
 
 
 def flat(drawn):
-    return [position for item in drawn for position in (item if isinstance(item, list) else [item])]
+    return [
+        position for item in drawn for position in (item if isinstance(item, (list, np.ndarray)) else [item])
+    ]
 
 
 # --- what all of them promise ------------------------------------------------------------------------
@@ -258,9 +260,34 @@ def test_an_order_is_a_sequence_that_iterating_follows(make):
     if not isinstance(sampler, ByLength):
         assert order[3:9].tolist() == drawn[3:9]
         assert order[3:9].dtype == np.asarray(order).dtype == np.int64
+        for part in (slice(-4, None), slice(None, None, 3), slice(None, 5, -2), slice(9, 3)):
+            assert order[part].tolist() == drawn[part]
+    with pytest.raises(IndexError):
+        order[len(order)]
     later = sampler.order(4)
     sampler.set_epoch(4)
     assert [np.asarray(item).tolist() for item in later] == list(sampler)
+
+
+@every_sampler
+def test_draws_that_are_kept_are_those_of_seed_and_epoch(make):
+    """Asked for in turns: of two epochs, of two seeds, and after a state."""
+    expected = {
+        (seed, epoch): flat(make(some(COUNT), seed=seed).order(epoch)) for seed in (1, 2) for epoch in (0, 5)
+    }
+    sampler, other = make(some(COUNT), seed=1), make(some(COUNT), seed=2)
+    for seed in (1, 2, 1):
+        for epoch in (0, 5, 0, 0):
+            assert np.array_equal(flat(sampler.order(epoch)), expected[seed, epoch])
+            assert np.array_equal(sampler.which(0, epoch=epoch), np.atleast_1d(sampler.order(epoch)[0]))
+        sampler.load_state_dict((other if seed == 1 else make(some(COUNT), seed=1)).state_dict())
+
+
+def test_other_lanes_are_another_order(ds):
+    sampler, other = ChunkShuffle(ds, 3), ChunkShuffle(ds, 3, lanes=2)
+    before = sampler.order()[:].tolist()
+    sampler.load_state_dict(other.state_dict())
+    assert sampler.order()[:].tolist() == other.order()[:].tolist() != before
 
 
 @every_sampler

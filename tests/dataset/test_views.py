@@ -16,7 +16,7 @@ from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.dataset import ordering
+from edcache.dataset import split
 from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
 from edcache.format import Head
 from edcache.reader.session import Session
@@ -207,9 +207,9 @@ SPLIT_OFF = [2, 8, 13, 18, 19, 21]
 
 @pytest.mark.parametrize("sizes", [[0], [3], [0, 5], [70_000, 3, 0, 60_000], [1] * 300, [200_000, 1]])
 def test_groups_have_the_sizes_that_were_asked_for(sizes: list[int]) -> None:
-    groups = ordering.assigned(ordering.generator(1), sizes)
+    groups = split.assigned(split.generator(1), sizes)
     assert np.bincount(groups, minlength=len(sizes)).tolist() == sizes
-    assert ordering.assigned(None, sizes).tolist() == sorted(groups.tolist())
+    assert split.assigned(None, sizes).tolist() == sorted(groups.tolist())
 
 
 # --------------------------------------------------------------------------------------- by label
