@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import functools
 import os
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy, deepcopy
-from datetime import timedelta
+from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from edcache import base, identity, storage, writer
-from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
+from edcache import base, identity, writer
+from edcache.base import CacheOptions, CodecError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
+from edcache.dataset.devices import (
+    Arriving,
+    Bucket,
+    DeviceEngine,
+    Devices,
+    Function,
+    OnDevice,
+    check_frozen,
+    devices_of,
+    taken,
+)
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
-from edcache.writer import After, Before, Stream
+from edcache.writer import Engine, Here
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
-"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -124,10 +128,6 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     if isinstance(keys, Mapping):
         return {**{name: name for name in labels}, **keys}
     return [*labels, *(key for key in keys or () if key not in labels)]
-
-
-# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
-_TOLD_SECONDS, _MUCH = 10, 0.1
 
 
 class _Map(Protocol):
@@ -277,8 +277,9 @@ class MappedBatches(Mapped):
     """Source of a mapped cache: results of a function of batches, which are computed here, or on devices."""
 
     _devices: Sequence[torch.device] = ()
-    _readers = 0
+    _device = torch.device("cpu")
     _on_device: OnDevice | None = None
+    _readers = 0
     _progress: base.Show = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,20 +290,32 @@ class MappedBatches(Mapped):
         self._progress = None if callable(progress) else progress
         # Not all processors for each, if "auto" counts them.
         count = writer.worker_count(readers)
-        self._devices = devices
+        self._devices, self._device = devices, devices[0]
         self._readers = count if isinstance(readers, int) else max(1, count // len(devices))
 
-    def __edcache_worker__(self, slot: int) -> MappedBatches:
-        """Return this source as one of the processes of a fill computes it: on the device of its number."""
-        own = copy(self)
-        own._devices = [self._devices[slot % len(self._devices)]] if self._devices else ()
-        return own
+    def __edcache_engine__(self, here: Here, slot: int) -> Engine | None:
+        """Return the engine of one of the processes of a fill: of the device of its number; None without devices."""
+        if not self._devices:
+            return None
+        self._device = self._devices[slot % len(self._devices)]
+        return DeviceEngine(self, here, self._device, self._readers, self._progress)
+
+    def launch(self, batch: Any) -> Arriving:
+        """Compute a batch on the device of this process; its result arrives later."""
+        if self._on_device is None:
+            self._on_device = OnDevice(self.fn, self._device)
+        return self._on_device.launch(batch)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the device took for the batches which have arrived."""
+        return 0.0 if self._on_device is None else self._on_device.busy
 
     def __getitem__(self, index: int) -> Any:
         return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
+        return self.joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
 
     def read(self, indices: list[int]) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
@@ -326,16 +339,11 @@ class MappedBatches(Mapped):
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
-            return self._launch(batch).result()
+            return self.launch(batch).result()
         with torch.no_grad():
             return taken(self.fn(batch))
 
-    def _launch(self, batch: Any) -> Pending:
-        if self._on_device is None:
-            self._on_device = OnDevice(self.fn, self._devices[0])
-        return self._on_device.launch(batch)
-
-    def _joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
+    def joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
         """Return the results of the buckets of a batch, with the fields that are kept: columns, or a list."""
         made = [self._columns(indices, bucket, one) for bucket, one in results]
         if len(made) == 1:
@@ -353,125 +361,6 @@ class MappedBatches(Mapped):
         )
         _check_count(columns, len(indices))
         return self._with_kept(columns, self._labels_of(indices) | kept)
-
-    @property
-    def __edcache_stream__(self) -> Stream | None:
-        """Function that computes many batches, if it is not better to ask for them one by one."""
-        return self._stream if self._devices else None
-
-    def _stream(
-        self, batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Compute batches, while processes read the next ones and the caller stores the last one.
-
-        Args:
-            before: called with the first index of a batch and its number of samples, before waiting for it.
-            after: called with (0, 0) before the next batch is taken from `batches`.
-            suspects: indices; a batch with one of them is neither read nor computed.
-        Yields: in the order of `batches` the indices, and the results as of `__getitems__`; None for a batch that is
-            not computed, because reading it or the function raised.
-        """
-        pulled: deque[list[int]] = deque()
-
-        def pull() -> Iterator[list[int]]:
-            while True:
-                after(0, 0)
-                indices = next(batches, None)
-                if indices is None:
-                    return
-                pulled.append(indices)
-                before(pulled[0][0], len(pulled[0]))
-                yield indices if suspects.isdisjoint(indices) else []
-
-        began = time.monotonic()
-        busy = 0.0 if self._on_device is None else self._on_device.busy
-        while True:
-            loader = DataLoader(
-                _Reading(self),
-                batch_size=None,
-                sampler=pull(),
-                num_workers=self._readers,
-                collate_fn=_unchanged,
-                worker_init_fn=storage.own_positions,
-                pin_memory=self._devices[0].type == "cuda",
-            )
-            try:
-                yield from self._computed(iter(loader), pulled, before)
-                self._tell_waiting(time.monotonic() - began, busy)
-                return
-            except EdcacheError:  # of the archive, when a claim is taken
-                raise
-            except RuntimeError as error:  # a reader was killed
-                base.warn(f"{error}; the batches that were to be read are computed one by one")
-                while pulled:
-                    yield pulled.popleft(), None
-
-    def _tell_waiting(self, seconds: float, before: float) -> None:
-        """Print the part of the last seconds in which the device had no batch. before: its `busy` seconds then."""
-        if self._on_device is not None and seconds >= _TOLD_SECONDS:
-            part = max(0.0, 1 - (self._on_device.busy - before) / seconds)
-            text = f"{self._devices[0]}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
-            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
-
-    def _computed(
-        self,
-        read: Iterator[list[Bucket]],
-        pulled: deque[list[int]],
-        before: Before,
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Launch each batch that was read, and then yield the one before it, whose results arrive meanwhile.
-
-        pulled: indices of the batches that are not yielded yet; this takes them out.
-        """
-        # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
-        ahead = 1 if self._devices[0].type == "cuda" else 0
-        launched: deque[list[tuple[Bucket, Pending]]] = deque()
-        while True:
-            if len(pulled) > len(launched):
-                before(pulled[len(launched)][0], len(pulled[len(launched)]))
-            buckets = next(read, None)
-            if buckets is not None:
-                indices = pulled[len(launched)]
-                before(indices[0], len(indices))
-                launched.append(self._launched(buckets))
-            while len(launched) > (0 if buckets is None else ahead):
-                made = self._arrived(pulled[0], launched.popleft())
-                yield pulled.popleft(), made
-            if buckets is None:
-                return
-
-    def _launched(self, buckets: list[Bucket]) -> list[tuple[Bucket, Pending]]:
-        try:
-            return [(bucket, self._launch(bucket[1])) for bucket in buckets]
-        except Exception:  # noqa: BLE001 - the sample raises it again when the caller tries halves
-            return []
-
-    def _arrived(self, indices: list[int], launched: list[tuple[Bucket, Pending]]) -> Any:
-        try:
-            return (
-                self._joined(indices, [(bucket, one.result()) for bucket, one in launched])
-                if launched
-                else None
-            )
-        except Exception:  # noqa: BLE001 - as above; a device raises after the launch, too
-            return None
-
-
-class _Reading(Dataset[Any]):
-    """Batches of a source, by their indices; none of a batch that cannot be read."""
-
-    def __init__(self, mapped: MappedBatches) -> None:
-        self._mapped = mapped
-
-    def __getitem__(self, indices: Any) -> list[Bucket]:
-        try:
-            return self._mapped.read(indices)
-        except Exception:  # noqa: BLE001 - read alone, the sample raises it again
-            return []
-
-
-def _unchanged(buckets: Any) -> Any:
-    return buckets
 
 
 def _samples(columns: Any) -> list[Any]:

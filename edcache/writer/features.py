@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -28,13 +27,6 @@ _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Arra
 _Converter = Callable[[Any], Any]
 Ask: TypeAlias = Callable[[list[int]], Any]
 """Gives samples of a source: a list of them, Columns, or a dict or a tuple of columns."""
-Before: TypeAlias = Callable[[int, int], object]
-"""Called with the first index of a call of the source, and the number of its samples; with -1 and 0 before waiting for
-a claim; may raise."""
-After: TypeAlias = Callable[[int, int], object]
-"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
-Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
-"""Gives samples as `Ask` does, batch after batch; see `dataset/mapped.py:MappedBatches`."""
 
 
 def is_stream(source: Any) -> bool:
@@ -82,66 +74,32 @@ class _Items(Dataset[Any]):
         return {"index": index, **items}
 
 
+def root_of(source: Any) -> Any:
+    """Return the source that a Subset is of, at any depth."""
+    while type(source) is Subset:
+        source = source.dataset
+    return source
+
+
+def rows_in_root(source: Any, indices: list[int]) -> list[int]:
+    """Return indices of a Subset as its root numbers them."""
+    while type(source) is Subset:
+        indices = [operator.index(source.indices[index]) for index in indices]
+        source = source.dataset
+    return indices
+
+
 def batches_of(source: Any) -> tuple[Ask | None, bool]:
     """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
-    if type(source) is Subset:
-        inner, is_any = batches_of(source.dataset)
-        indices, count = source.indices, len(source.dataset) if is_any else 0  # type: ignore[arg-type]
-
-        def of_subset(rows: list[int]) -> Any:
-            chosen = [operator.index(indices[row]) for row in rows]
-            # A table of `datasets` takes none that count from its end.
-            return inner([row + count * (row < 0) for row in chosen])  # type: ignore[misc]
-
-        return inner and of_subset, is_any
-    ask = _columns_of(source)
-    return (_getitems(source), False) if ask is None else (ask, True)
-
-
-def gives_batches(source: Any) -> bool:
-    """True if a source computes samples in batches, by `__getitems__`."""
-    ask, takes_any = batches_of(source)
-    return ask is not None and not takes_any
-
-
-def stream_of(source: Any) -> Stream | None:
-    """Return the function of a source that computes many batches at a time, if it has one."""
-    if type(source) is not Subset:
-        stream: Stream | None = getattr(source, "__edcache_stream__", None)
-        return stream
-    inner, rows = stream_of(source.dataset), source.indices
-    if inner is None:
-        return None
-
-    def of_subset(
-        batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        asked: deque[list[int]] = deque()
-        first: dict[int, int] = {}  # index of the batch that begins with a sample of the inner source
-
-        def pull() -> Iterator[list[int]]:
-            for indices in batches:
-                asked.append(indices)
-                first[rows[indices[0]]] = indices[0]
-                yield [rows[index] for index in indices]
-
-        told = partial(_told, before, first)
-        for _, made in inner(pull(), told, after, {rows[index] for index in suspects}):
-            yield asked.popleft(), made
-
-    return of_subset
-
-
-def _told(before: Before, first: dict[int, int], index: int, count: int) -> object:
-    return before(first.get(index, index), count)
-
-
-def of_worker(source: Any, slot: int) -> Any:
-    """Return a source as one worker of a fill computes it, if it tells workers apart."""
-    if type(source) is Subset:
-        return Subset(of_worker(source.dataset, slot), source.indices)
-    own = getattr(source, "__edcache_worker__", None)
-    return source if own is None else own(slot)
+    root = root_of(source)
+    ask = _columns_of(root)
+    takes_any = ask is not None
+    inner = ask or _getitems(root)
+    if root is source or inner is None:
+        return inner, takes_any
+    # A table of `datasets` takes none that count from its end.
+    count = len(root) if takes_any else 0
+    return lambda rows: inner([row + count * (row < 0) for row in rows_in_root(source, rows)]), takes_any
 
 
 def _getitems(source: Any) -> Ask | None:

@@ -8,7 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from edcache import base, identity, storage
@@ -18,7 +18,7 @@ from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender, check_order
 from edcache.writer.builder import ChunkBuilder, FailureOf
-from edcache.writer.features import is_stream, of_worker
+from edcache.writer.features import is_stream
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.seal import Order
 from edcache.writer.store import store_at
@@ -86,10 +86,6 @@ class Job:
     def index_in_source(self, index: int) -> int:
         """Return the index of a sample in the user's source."""
         return int(self.source.indices[index]) if self.is_part else index
-
-    def of_worker(self, slot: int) -> Job:
-        """Return the job with the source as one worker computes it, if the source tells workers apart."""
-        return replace(self, source=of_worker(self.source, slot))
 
     def open(self, *, any_length: bool = False) -> Appender:
         """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
