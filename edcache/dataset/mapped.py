@@ -1,41 +1,51 @@
-"""`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset."""
+"""`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset.
+
+A batch for a device is submitted, read (by processes, in the order of the submissions), launched, and arrives. On a GPU
+one is launched ahead: it is computed while the one before it travels back and is stored. A batch that cannot be read or
+launched, or raises, is computed by the engine of this process (writer/engine.py:Here).
+
+What must never happen: that the results of one batch are given for another. So batches are read, launched and asked for
+in one order.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, CodecError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import (
-    Arriving,
-    Bucket,
-    DeviceEngine,
-    Devices,
-    Function,
-    OnDevice,
-    check_frozen,
-    devices_of,
-    taken,
-)
+from edcache.dataset.devices import Arrive, Devices, Function, OnDevice, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
-from edcache.writer import Engine, Here
+from edcache.storage import own_positions
+from edcache.writer import BatchEngine, Here, PartOfBatch, Pending, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
+"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
+
+# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
+_TOLD_SECONDS, _MUCH = 10, 0.1
+# Batches that a DataLoader has each of its processes read ahead.
+_READ_AHEAD: Final = 2
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -293,14 +303,14 @@ class MappedBatches(Mapped):
         self._devices, self._device = devices, devices[0]
         self._readers = count if isinstance(readers, int) else max(1, count // len(devices))
 
-    def __edcache_engine__(self, here: Here, slot: int) -> Engine | None:
+    def __edcache_engine__(self, here: Here, slot: int) -> BatchEngine | None:
         """Return the engine of one of the processes of a fill: of the device of its number; None without devices."""
         if not self._devices:
             return None
         self._device = self._devices[slot % len(self._devices)]
         return DeviceEngine(self, here, self._device, self._readers, self._progress)
 
-    def launch(self, batch: Any) -> Arriving:
+    def launch(self, batch: Any) -> Arrive:
         """Compute a batch on the device of this process; its result arrives later."""
         if self._on_device is None:
             self._on_device = OnDevice(self.fn, self._device)
@@ -339,7 +349,7 @@ class MappedBatches(Mapped):
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
-            return self.launch(batch).result()
+            return self.launch(batch)()
         with torch.no_grad():
             return taken(self.fn(batch))
 
@@ -361,6 +371,136 @@ class MappedBatches(Mapped):
         )
         _check_count(columns, len(indices))
         return self._with_kept(columns, self._labels_of(indices) | kept)
+
+
+class DeviceEngine(BatchEngine):
+    """Engine of a device.
+
+    here: computes the batches that this cannot. readers: processes that read ahead; without any this process reads.
+    progress: whether a line tells how long the device waited.
+    """
+
+    gives_batches = True
+
+    def __init__(
+        self, source: MappedBatches, here: Here, device: torch.device, readers: int, progress: base.Show
+    ) -> None:
+        self._source, self.here = source, here
+        self._device, self._readers, self._progress = device, readers, progress
+        # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
+        self._most_launched = 2 if device.type == "cuda" else 1
+        # One more than are read and launched, since a reader gets the next batch when one that was read is taken.
+        self.depth = self._most_launched + _READ_AHEAD * readers
+        # Indices of batches that no reader has yet; of batches that are not launched; and the batches that are.
+        self._asked, self._waiting = deque[list[int]](), deque[list[int]]()
+        self._launched = deque[list[tuple[Bucket, Arrive]]]()
+        self._lost = 0
+        self._read: Iterator[list[Bucket]] | None = None
+
+    def __enter__(self) -> DeviceEngine:
+        self._began, self._busy = time.monotonic(), self._source.busy
+        return self
+
+    def submit(self, indices: list[int]) -> Pending:
+        """Let a batch be read; one that has ended a process is neither read nor computed here."""
+        if self.here.is_suspect(indices):
+            return self.here.submit(indices)
+        self._waiting.append(indices)
+        self._asked.append(self.here.rows(indices))
+        return Pending(partial(self._result, indices))
+
+    def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
+        """Launch the next batches, and wait for the first, `indices`."""
+        while self._waiting and len(self._launched) < self._most_launched:
+            self._launched.append(self._launch(self._waiting.popleft()))
+        self.here.watch.begin(indices[0], len(indices))
+        try:
+            results = [(bucket, arrive()) for bucket, arrive in self._launched.popleft()]
+            made = counted(self._source.joined(self.here.rows(indices), results), len(indices))
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again; a device raises later, too
+            return self.here.compute(indices)
+        finally:
+            self.here.watch.made()
+        return [(indices, made)]
+
+    def _launch(self, indices: list[int]) -> list[tuple[Bucket, Arrive]]:
+        """Wait until a batch is read, and launch each shape of it; none if it could not be."""
+        if self._lost:
+            self._lost -= 1
+            return []
+        self.here.watch.begin(indices[0], len(indices))
+        try:
+            buckets = self._next()
+        except RuntimeError as error:  # a reader was killed
+            base.warn(f"{error}; the batches that were to be read are computed one by one")
+            self._read = None
+            self._asked.clear()
+            self._lost = len(self._waiting)
+            return []
+        try:
+            return [(bucket, self._source.launch(bucket[1])) for bucket in buckets]
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
+            return []
+
+    def _next(self) -> list[Bucket]:
+        """Return the batch that was asked for first; readers end when all that was asked for is read."""
+        if self._read is not None:
+            buckets = next(self._read, None)
+            if buckets is not None:
+                return buckets
+        self._read = iter(
+            DataLoader(
+                _Reading(self._source),
+                batch_size=None,
+                sampler=_Asked(self._asked),
+                num_workers=self._readers,
+                collate_fn=_unchanged,
+                worker_init_fn=own_positions,
+                pin_memory=self._device.type == "cuda",
+            )
+        )
+        return next(self._read)
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """End the readers, and tell in which part of the time the device had no batch."""
+        self._read = None
+        seconds = time.monotonic() - self._began
+        if kind is None and seconds >= _TOLD_SECONDS:
+            part = max(0.0, 1 - (self._source.busy - self._busy) / seconds)
+            text = f"{self._device}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
+            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
+
+
+class _Asked:
+    """Sampler of a DataLoader: the batches that are asked for by then. It goes on after its end."""
+
+    def __init__(self, asked: deque[list[int]]) -> None:
+        self._asked = asked
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self._asked:
+            raise StopIteration
+        return self._asked.popleft()
+
+
+class _Reading(Dataset[Any]):
+    """Batches of a source, by their indices; none of a batch that cannot be read."""
+
+    def __init__(self, source: MappedBatches) -> None:
+        self._source = source
+
+    def __getitem__(self, indices: Any) -> list[Bucket]:
+        try:
+            return self._source.read(indices)
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
+            return []
+
+
+def _unchanged(buckets: Any) -> Any:
+    return buckets
 
 
 def _samples(columns: Any) -> list[Any]:

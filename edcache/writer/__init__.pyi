@@ -5,11 +5,10 @@ from .builder import ChunkBuilder as ChunkBuilder
 from .cache import CacheWriter as CacheWriter
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
-from .engine import Computed as Computed
-from .engine import Engine as Engine
+from .engine import BatchEngine as BatchEngine
 from .engine import Here as Here
+from .engine import PartOfBatch as PartOfBatch
 from .engine import Pending as Pending
-from .engine import Stored as Stored
 from .engine import counted as counted
 from .engine import samples_at as samples_at
 from .features import by_items as by_items

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure, Head
 from edcache.writer.chunk import Chunk
-from edcache.writer.engine import Engine, Here, Pending, Stored
+from edcache.writer.engine import BatchEngine, Here, PartOfBatch, Pending
 from edcache.writer.job import Carried, Job, carried
 
 # The most tasks that are submitted and whose chunks are not appended yet: this bounds the driver's memory.
@@ -48,7 +49,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
     return chunks, builder.failures, error
 
 
-class Cluster(Engine):
+class Cluster(BatchEngine):
     """Executor of a job, `job.options.executor`. head: of the archive, which says how records are encoded."""
 
     depth, encodes = _IN_FLIGHT, True
@@ -56,7 +57,7 @@ class Cluster(Engine):
     def __init__(self, job: Job, head: Head) -> None:
         self._job = replace(job, head=head)
         self._executor: Any = job.options.executor
-        self._running: set[Future[_Encoded]] = set()
+        self._tasks: dict[Future[_Encoded], Pending] = {}
 
     def submit(self, indices: list[int]) -> Pending:
         """Submit a task."""
@@ -64,45 +65,39 @@ class Cluster(Engine):
         try:
             future = self._executor.submit(encode_samples, job, indices)
         except BrokenExecutor as failure:
-            raise self.failed(failure) from failure  # a process of it died between two tasks
-        self._running.add(future)
-        return _Task(self, future)
+            raise self._failed(failure) from failure  # a process of it died between two tasks
+        self._tasks[future] = Pending(partial(self._result, future))
+        return self._tasks[future]
 
     def ended(self, running: deque[Pending]) -> list[Pending]:
         """Wait a moment for tasks, and take out the ones that have ended, in any order."""
-        done = wait(self._running, _LOOK_SECONDS, FIRST_COMPLETED).done
-        self._running -= done
-        ended = [task for task in running if isinstance(task, _Task) and task.future in done]
-        for task in ended:
-            running.remove(task)
-        return [*ended]
+        done = wait(self._tasks, _LOOK_SECONDS, FIRST_COMPLETED).done
+        ended = [self._tasks.pop(future) for future in done]
+        for pending in ended:
+            running.remove(pending)
+        return ended
 
     def __exit__(self, *raised: object) -> None:
         """Cancel the tasks that have not ended, after an error."""
-        for future in self._running:
+        for future in self._tasks:
             future.cancel()
 
-    def failed(self, failure: BaseException) -> SourceError:
-        """Make the error of a task; raised as it is, an exit or an interrupt of a task would be one of this process."""
-        name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
-        return SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)
-
-
-class _Task(Pending):
-    def __init__(self, cluster: Cluster, future: Future[_Encoded]) -> None:
-        self._cluster, self.future = cluster, future
-
-    def result(self) -> Iterator[Stored]:
+    def _result(self, future: Future[_Encoded]) -> Iterator[PartOfBatch]:
         try:
-            failure = self.future.exception()
+            failure = future.exception()
         except CancelledError as cancelled:
             failure = cancelled
         if isinstance(failure, EdcacheError):
             raise failure
         if failure is not None:
-            raise self._cluster.failed(failure) from failure
-        chunks, failures, error = self.future.result()
-        yield from (([failure.index], failure) for failure in failures)
+            raise self._failed(failure) from failure
+        chunks, failures, error = future.result()
+        yield from (([one.index], one) for one in failures)
         yield from ((chunk.indices, chunk) for chunk in chunks)
         if error is not None:
             raise error.restored()
+
+    def _failed(self, failure: BaseException) -> SourceError:
+        """Make the error of a task; raised as it is, an exit or an interrupt of a task would be one of this process."""
+        name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
+        return SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)

@@ -16,12 +16,12 @@ A crew (writer/crew.py) is no engine, but processes that run the loop, each with
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -35,11 +35,10 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.features import batches_of, is_stream, root_of, rows_in_root
 from edcache.writer.job import Job, text_of
 
-Made: TypeAlias = Columns | list[Any] | SourceError
+MadeRows: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
-Computed: TypeAlias = tuple[list[int], Made]
-Stored: TypeAlias = tuple[list[int], Made | Failure | Chunk]
-"""As `Computed`; or what another process made of some indices: the failure of one, or a chunk."""
+PartOfBatch: TypeAlias = tuple[list[int], MadeRows | Failure | Chunk]
+"""Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
 
 # Parts of the texts of errors that no exception class tells apart: of torch, CUDA, cuBLAS and XLA.
 _WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
@@ -63,18 +62,17 @@ class Watch:
         """Note that they are added, or that it has ended otherwise."""
 
 
-class Pending(ABC):
-    """Batch that an engine was given."""
+class Pending(NamedTuple):
+    """Batch that an engine was given.
 
-    @abstractmethod
-    def result(self) -> Iterable[Stored]:
-        """Wait for its samples, and give them in parts.
+    result: waits for its samples, and gives them in parts, once. Raises: EdcacheError, the fill cannot go on; parts
+        that were given before stay.
+    """
 
-        Raises: EdcacheError, the fill cannot go on; parts that were given before stay.
-        """
+    result: Callable[[], Iterable[PartOfBatch]]
 
 
-class Engine(AbstractContextManager["Engine"]):
+class BatchEngine(AbstractContextManager["BatchEngine"]):
     """What computes batches; a context, at whose end it lets go of processes and devices.
 
     depth: most batches to submit before the result of the first one is asked for.
@@ -94,7 +92,7 @@ class Engine(AbstractContextManager["Engine"]):
         return [running.popleft()]
 
 
-class Here(Engine):
+class Here(BatchEngine):
     """This process, by code of the source alone."""
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
@@ -105,7 +103,7 @@ class Here(Engine):
 
     def submit(self, indices: list[int]) -> Pending:
         """Note a batch; it is computed when its result is asked for."""
-        return _Asked(self, indices)
+        return Pending(partial(self.compute, indices))
 
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
@@ -118,7 +116,7 @@ class Here(Engine):
         """True if a batch with one of these has ended its process: they are to be computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
 
-    def compute(self, indices: list[int]) -> Iterator[Computed]:
+    def compute(self, indices: list[int]) -> Iterator[tuple[list[int], MadeRows]]:
         """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
 
         Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
@@ -162,22 +160,14 @@ class Here(Engine):
                 yield [index], made
 
 
-class _Asked(Pending):
-    def __init__(self, here: Here, indices: list[int]) -> None:
-        self._here, self._indices = here, indices
-
-    def result(self) -> Iterator[Computed]:
-        return self._here.compute(self._indices)
-
-
-def engine_of(job: Job, watch: Watch, slot: int = 0) -> Engine:
+def engine_of(job: Job, watch: Watch, slot: int = 0) -> BatchEngine:
     """Return the engine of one process of a fill: the source's own, if it has one, else this process.
 
     slot: of the process among its crew.
     """
     here = Here(job, watch)
     own = getattr(root_of(job.source), "__edcache_engine__", None)
-    engine: Engine | None = None if own is None else own(here, slot)
+    engine: BatchEngine | None = None if own is None else own(here, slot)
     return here if engine is None else engine
 
 

@@ -16,7 +16,7 @@ from edcache.identity import Keyed
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
-from edcache.writer.engine import Engine, Watch, engine_of
+from edcache.writer.engine import BatchEngine, Watch, engine_of
 from edcache.writer.features import is_stream
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.match import check_length
@@ -137,7 +137,7 @@ def _fill(job: Job) -> None:
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
 
 
-def _cluster(job: Job, appender: Appender) -> Engine:
+def _cluster(job: Job, appender: Appender) -> BatchEngine:
     from edcache.writer.cluster import Cluster
 
     return Cluster(job, appender.head)

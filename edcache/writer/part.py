@@ -37,7 +37,7 @@ from edcache.base import EdcacheError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.engine import Engine, Made, Pending, Watch
+from edcache.writer.engine import BatchEngine, MadeRows, Pending, Watch
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
@@ -141,7 +141,7 @@ class Part:
         job: Job,
         appender: Appender,
         presence: Presence,
-        engine: Engine,
+        engine: BatchEngine,
         watch: Watch,
         advance: Callable[[int, int], object] = lambda count, nbytes: None,
     ) -> None:
@@ -167,6 +167,7 @@ class Part:
                 while claims:
                     of_others: list[int] = []
                     self._fill(self._batches(claims, of_others))
+                    self._release(is_all=True)
                     claims = [claim for claim in of_others if self._presence.missing_in(claim)]
                     if claims:
                         first = claims.pop(0)  # the others may be free then: their holder may have ended
@@ -179,8 +180,7 @@ class Part:
                 try:
                     self._publish()
                 finally:
-                    for held in self._held:
-                        self._claims.release(held.start, len(held))
+                    self._release(is_all=True)
 
     def _fill(self, batches: Iterator[list[int]]) -> None:
         """Have the engine compute the batches of held claims, add what comes back, and publish what is due."""
@@ -205,7 +205,7 @@ class Part:
                 self._look()
         self._publish()
 
-    def _add(self, indices: list[int], made: Made | Failure | Chunk) -> None:
+    def _add(self, indices: list[int], made: MadeRows | Failure | Chunk) -> None:
         """Add the samples of indices, or failures, or append their chunk; publish each time that this is due."""
         if isinstance(made, Failure):
             self._builder.failures.append(made)
@@ -272,8 +272,8 @@ class Part:
         self._look()
         self._release()
 
-    def _release(self) -> None:
+    def _release(self, is_all: bool = False) -> None:
         for claims in [*self._held]:
-            if not self._presence.missing_in(claims.start, len(claims)):
+            if is_all or not self._presence.missing_in(claims.start, len(claims)):
                 self._claims.release(claims.start, len(claims))
                 self._held.remove(claims)
