@@ -235,7 +235,7 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
         return _Worker(process, results, place, slot)
     except OSError as error:
         raise storage_error(job.path, "starting a worker process", error) from error
-    except Exception as error:
+    except Exception as error:  # pickling runs code of the source
         raise OptionError(
             f"{job.path}: the source cannot be sent to worker processes: {error}; use "
             f'num_workers=0, or multiprocessing_context="fork"'

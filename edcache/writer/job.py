@@ -7,7 +7,7 @@ import re
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +94,8 @@ class Job:
         Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
         StaleArchiveError, another process gave its samples another order since this fill began.
         """
-        appender = store_at(self.path).appender(self.head, self.sync)
-        try:
+        with ExitStack() as stack:
+            appender = stack.enter_context(closing(store_at(self.path).appender(self.head, self.sync)))
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
@@ -103,9 +103,7 @@ class Job:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
-        except BaseException:
-            appender.close()
-            raise
+            stack.pop_all()
         return appender
 
     def _lengthen(self, appender: Appender, length: int) -> None:
@@ -160,7 +158,7 @@ class Job:
         """Return a sample of the source; SourceError if it raises."""
         try:
             return self.source[index]
-        except BaseException as error:
+        except BaseException as error:  # of the source, which may raise SystemExit: it is named
             reraise_interrupt(error, self.index_in_source(index))  # which is no failure of the sample
             raise refusal(error, index, self.path) from error
 
@@ -350,7 +348,7 @@ def length_of(source: Any, path: str, known: int | None = None) -> int:
     """Return the length of a source, if it is not known. SourceError: it has none; OptionError: no archive holds it."""
     try:
         length = len(source) if known is None else known
-    except Exception as error:
+    except Exception as error:  # of the source
         raise base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
             f"{text_of(error)}; give a source whose len() is a whole number from 0 up",

@@ -191,7 +191,7 @@ class _OpenArchive:
                 raise
             self._is_full = True
             base.warn(f"{error}; samples that are not stored yet are computed at every read")
-        except BaseException:
+        except BaseException:  # an append that an interrupt broke off, too: opening it again reads the truth
             self._appender.close()
             raise
         finally:

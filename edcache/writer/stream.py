@@ -96,7 +96,7 @@ def _samples(job: Job) -> Iterator[Any]:
             sample = next(remaining)
         except StopIteration:
             return
-        except BaseException as error:
+        except BaseException as error:  # of the source, which may raise SystemExit: it is named
             reraise_interrupt(error, index)
             raise refusal(error, index, job.path) from error
         yield sample
