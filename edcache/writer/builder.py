@@ -160,10 +160,10 @@ class ChunkBuilder:
 
     def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
         """Add samples from a row on, as `add_columns` or `add`, or refuse the one that raised; returns how many."""
-        if isinstance(made, Columns):
-            return self.add_columns(indices, made, row)
         if isinstance(made, list):
             self.add(indices[row], made[row])
+        elif isinstance(made, Columns):
+            return self.add_columns(indices, made, row)
         else:
             self.refuse(indices[row], made)
         return 1

@@ -207,26 +207,29 @@ class Part:
 
     def _add(self, indices: list[int], made: MadeRows | Failure | Chunk) -> None:
         """Add the samples of indices, or failures, or append their chunk; publish each time that this is due."""
-        if isinstance(made, Failure):
-            self._builder.failures.append(made)
+        if not isinstance(made, list) and isinstance(made, Failure | Chunk):
+            self._add_encoded(made)
             return
-        if isinstance(made, Chunk):
-            self._look()  # a task that ran again has samples that the archive has
-            new = self._presence.lacking(made)
-            if new.count:
-                self._unseen += self._builder.append(self._appender, new)
-                self._advance(new.count, len(new.data))
-            return
-        row = 0
+        row, builder = 0, self._builder
         while row < len(indices):
-            nbytes = self._builder.nbytes
-            count = self._builder.add_made(indices, made, row)
-            self._advance(count, self._builder.nbytes - nbytes)
+            before = builder.nbytes
+            count = builder.add_made(indices, made, row)
+            self._advance(count, builder.nbytes - before)
             row += count
-            if self._builder.is_due:
+            if builder.is_due:
                 self._watch.end()
                 self._publish()
         self._watch.end()
+
+    def _add_encoded(self, made: Failure | Chunk) -> None:
+        if isinstance(made, Failure):
+            self._builder.failures.append(made)
+            return
+        self._look()  # a task that ran again has samples that the archive has
+        new = self._presence.lacking(made)
+        if new.count:
+            self._unseen += self._builder.append(self._appender, new)
+            self._advance(new.count, len(new.data))
 
     def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
         """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""
