@@ -26,6 +26,7 @@ from .paths import stamp as stamp
 from .paths import sync_directory as sync_directory
 from .paths import touch as touch
 from .registry import Location as Location
+from .registry import loaded as loaded
 from .registry import local_path as local_path
 from .registry import located as located
 from .registry import open_copy as open_copy

@@ -32,8 +32,8 @@ from edcache.format import Failure
 from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.chunk import Chunk
-from edcache.writer.features import batches_of, is_stream, root_of, rows_in_root
-from edcache.writer.job import Job, text_of
+from edcache.writer.job import Job
+from edcache.writer.source import batches_of, is_stream, root_of, rows_in_root, text_of
 
 MadeRows: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""

@@ -17,12 +17,12 @@ from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
 from edcache.writer.engine import BatchEngine, Watch, engine_of
-from edcache.writer.features import is_stream
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.refill import fill_keyed
 from edcache.writer.seal import seal
+from edcache.writer.source import is_stream
 from edcache.writer.spot import check_before, with_first_sample
 from edcache.writer.stream import check_stream_workers, fill_stream
 

@@ -26,8 +26,8 @@ from edcache.reader import Reader, Session
 from edcache.writer.appender import Appender
 from edcache.writer.crew import compute_apart, crew_size
 from edcache.writer.engine import compute_again
-from edcache.writer.features import is_stream
 from edcache.writer.job import Job
+from edcache.writer.source import is_stream
 
 _Record: TypeAlias = tuple[str, bytes]
 

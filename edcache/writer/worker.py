@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from edcache.writer.engine import Watch, compute_again, engine_of
-from edcache.writer.job import Job, carried, refusal
+from edcache.writer.job import Job, carried
 from edcache.writer.part import Part, Presence
+from edcache.writer.source import refusal
 
 # A worker that lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS: Final = 2.0

@@ -1,40 +1,31 @@
-"""Datasets of other libraries: KappaData's by items; Hugging Face's with their dtypes; any by columns.
+"""Datasets of other libraries as sources: KappaData's by items; Hugging Face's with their dtypes, and by columns.
 
 Without a format, one of Hugging Face gives lists of Python numbers for arrays. They become arrays: ArrayXD
 whole, and sequences of numbers one by one, so that ragged ones stay possible. A None, and a list with a None in it,
 stays as it is. A dataset with a format (`with_format`, `set_transform`) gives its samples in that format.
+
+A fill finds these functions by their names (writer/source.py), since this room stands above it.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from edcache.codec import Columns
+from edcache.writer import run_of
 
 _DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 # Features whose values are stored in the table, and made by no code of the user's nor a decoder of images or sounds.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Converter = Callable[[Any], Any]
-Ask: TypeAlias = Callable[[list[int]], Any]
-"""Gives samples of a source: a list of them, Columns, or a dict or a tuple of columns."""
-
-
-def is_stream(source: Any) -> bool:
-    """True if a source is iterated, because it is no map-style dataset."""
-    if isinstance(source, IterableDataset):
-        return True
-    is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    return hasattr(source, "__iter__") and not is_map
 
 
 def declared(source: Any) -> Any:
@@ -74,62 +65,16 @@ class _Items(Dataset[Any]):
         return {"index": index, **items}
 
 
-def root_of(source: Any) -> Any:
-    """Return the source that a Subset is of, at any depth."""
-    while type(source) is Subset:
-        source = source.dataset
-    return source
-
-
-def rows_in_root(source: Any, indices: list[int]) -> list[int]:
-    """Return indices of a Subset as its root numbers them."""
-    while type(source) is Subset:
-        indices = [operator.index(source.indices[index]) for index in indices]
-        source = source.dataset
-    return indices
-
-
-def batches_of(source: Any) -> tuple[Ask | None, bool]:
-    """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
-    root = root_of(source)
-    ask = _columns_of(root)
-    takes_any = ask is not None
-    inner = ask or _getitems(root)
-    if root is source or inner is None:
-        return inner, takes_any
-    # A table of `datasets` takes none that count from its end.
-    count = len(root) if takes_any else 0
-    return lambda rows: inner([row + count * (row < 0) for row in rows_in_root(source, rows)]), takes_any
-
-
-def _getitems(source: Any) -> Ask | None:
-    """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
-
-    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`, nor if one of torch's
-    own calls what has the name there. Batches of a table of `datasets` may have other types than its rows.
-    """
+def is_table(source: Any) -> bool:
+    """True if a source is a table of `datasets`, whose batches may have other types than its rows."""
     datasets: Any = sys.modules.get("datasets")
-    if datasets is not None and isinstance(source, datasets.Dataset):
-        return None
-    for kind in type(source).__mro__:
-        if "__getitems__" in vars(kind):
-            ask: Ask = source.__getitems__
-            return None if kind.__module__.startswith("torch.utils.data.") else ask
-        if "__getitem__" in vars(kind):
-            return None
-    return None
+    return datasets is not None and isinstance(source, datasets.Dataset | _FeatureRows)
 
 
-def _columns_of(source: Any) -> Ask | None:
-    """Return a function that gives samples as columns; None unless they are rows of plain data."""
-    if type(source) is TensorDataset:
-        tensors = source.tensors
-        if all(type(tensor) is torch.Tensor and len(tensor) == len(source) for tensor in tensors):
-            return lambda rows: Columns(tuple(tensor[_run(rows)] for tensor in tensors))
-        return None
+def columns_of(source: Any) -> Callable[[list[int]], Columns] | None:
+    """Return a function that gives samples of a table as columns; None unless they are rows of plain data."""
     converters, table = (source.converters, source.source) if type(source) is _FeatureRows else ({}, source)
-    datasets: Any = sys.modules.get("datasets")
-    if datasets is None or type(table) is not datasets.Dataset or not table.column_names:
+    if type(table) is not sys.modules["datasets"].Dataset or not table.column_names:
         return None
     features = [table.features[name] for name in table.format["columns"]]
     if table.format["type"] is None:
@@ -145,12 +90,6 @@ def _columns_of(source: Any) -> Ask | None:
     return None
 
 
-def _run(rows: list[int]) -> slice | list[int]:
-    """Rows that follow one another as a slice, which copies nothing."""
-    is_run = rows[0] >= 0 and rows == [*range(rows[0], rows[0] + len(rows))]
-    return slice(rows[0], rows[-1] + 1) if is_run else rows
-
-
 def _is_data(feature: Any) -> bool:
     if isinstance(feature, dict | list):
         return all(map(_is_data, feature.values() if isinstance(feature, dict) else feature))
@@ -158,7 +97,7 @@ def _is_data(feature: Any) -> bool:
 
 
 def _lists(table: Any, converters: dict[str, _Converter], rows: list[int]) -> Columns:
-    columns = table[_run(rows)]
+    columns = table[run_of(rows)]
     return Columns(
         {
             name: list(map(converters[name], values) if name in converters else values)
@@ -169,7 +108,7 @@ def _lists(table: Any, converters: dict[str, _Converter], rows: list[int]) -> Co
 
 def _arrays(table: Any, rows: list[int]) -> Columns:
     """Return columns of rows; TypeError if a row has another type, as have floats with the format of numpy."""
-    columns = Columns(dict(table[_run(rows)]))
+    columns = Columns(dict(table[run_of(rows)]))
     for one, other in zip(table[rows[0]].items(), columns.at(0).items(), strict=True):
         if [*map(_kind, one)] != [*map(_kind, other)]:
             raise TypeError(f"{one} is {other} in its column")
