@@ -83,27 +83,28 @@ class CachedDataset(Whole[T_co]):
         fingerprint: dict[str, Any] | bool | Recipe | None = None,
         **keywords: Unpack[base.CacheKeywords],
     ) -> None:
+        if isinstance(path, Reader):
+            self._attach(options or CacheOptions(), path)
+            return
         given = keywords.pop("storage_options", getattr(options, "storage_options", None))
-        where = (
-            path if isinstance(path, Reader) else store_at(_path_of(source) if path is None else path, given)
-        )
-        path, given = where.path, None  # a traceback with locals would show credentials
+        store = store_at(_path_of(source) if path is None else path, given)
+        path, given = store.path, None  # a traceback with locals would show credentials
         options = CacheOptions.of(options, keywords, "CachedDataset")
-        if source is None or isinstance(where, Reader):
-            self._attach(options, where if isinstance(where, Reader) else where.reader(options))
+        if source is None:
+            self._attach(options, store.reader(options))
             return
         check_fillable(options)
         source = writer.by_items(source)
         writer.check_source(source, path)
         recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
         # Missing samples are computed, or were warned of; max_bytes limits the fill.
-        reader = where.reader(replace(provisional(options), preload=options.preload))
+        reader = store.reader(replace(provisional(options), preload=options.preload))
         self._archive = own = Archive(reader, options.transform, options.batch_transform)
         self._reading, self.path = Reading(own), reader.path
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = building = Building(where, source, options, recipe)
-        with where.held():
+        self._building = building = Building(store, source, options, recipe)
+        with store.held():
             archive = building.completed(options.keep_existing)
             if archive is None:
                 own.filler = building.filler()

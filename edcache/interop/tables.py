@@ -43,9 +43,6 @@ def declared(source: Any) -> Any:
 
 def by_items(source: Any) -> Any:
     """Wrap a KDDataset, which has getitem_x in place of [index], so that samples are dicts; return any other."""
-    read = getattr(type(source), "__getitem__", None)
-    if read is not None and not str(getattr(read, "__module__", "")).startswith("kappadata.datasets."):
-        return source
     attributes = {*dir(source), *dir(getattr(source, "root_dataset", None))}
     names = sorted(name[8:] for name in attributes if name.startswith("getitem_"))
     return _Items(source, names) if names else source
@@ -164,13 +161,10 @@ def _has_none(value: list[Any]) -> bool:
     return None in value
 
 
-class _Declared:
+class _FeatureRows(Dataset[Any]):
     def __init__(self, source: Any, convert: _Converter) -> None:
-        self.source = source
-        self._convert = convert
+        self.source, self._convert = source, convert
 
-
-class _FeatureRows(_Declared, Dataset[Any]):
     @property
     def converters(self) -> dict[str, _Converter]:
         """Converters of the columns that have one."""
@@ -183,6 +177,9 @@ class _FeatureRows(_Declared, Dataset[Any]):
         return self._convert(self.source[index])
 
 
-class _FeatureStream(_Declared, IterableDataset[Any]):
+class _FeatureStream(IterableDataset[Any]):
+    def __init__(self, source: Any, convert: _Converter) -> None:
+        self.source, self._convert = source, convert
+
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self.source)

@@ -20,7 +20,7 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.engine import BatchEngine, Here, PartOfBatch, Pending
 from edcache.writer.job import Carried, Job, carried
 
-# The most tasks that are submitted and whose chunks are not appended yet: this bounds the driver's memory.
+# The most tasks that are submitted and whose chunks are not appended yet, which bounds the memory of this process.
 _IN_FLIGHT: Final = 64
 _LOOK_SECONDS: Final = 0.2
 

@@ -30,6 +30,9 @@ Ask: TypeAlias = Callable[[list[int]], Any]
 
 def by_items(source: Any) -> Any:
     """Wrap a KDDataset of KappaData so that samples are dicts of its items; return any other source."""
+    read = getattr(type(source), "__getitem__", None)
+    if read is not None and not str(getattr(read, "__module__", "")).startswith("kappadata.datasets."):
+        return source
     return loaded(f"{_TABLES}:by_items")(source)
 
 
