@@ -472,7 +472,7 @@ class DeviceEngine(BatchEngine):
 
 
 class _Asked:
-    """Sampler of a DataLoader: the batches that are asked for by then. It goes on after its end."""
+    """Sampler of a DataLoader: the batches that wait for a reader. It goes on after its end, when more wait."""
 
     def __init__(self, asked: deque[list[int]]) -> None:
         self._asked = asked

@@ -73,7 +73,7 @@ class Pending(NamedTuple):
 
 
 class BatchEngine(AbstractContextManager["BatchEngine"]):
-    """What computes batches; a context, at whose end it lets go of processes and devices.
+    """Computes batches; a context, at whose end it lets go of processes and devices.
 
     depth: most batches to submit before the result of the first one is asked for.
     gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
@@ -93,7 +93,7 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
 
 
 class Here(BatchEngine):
-    """This process, by code of the source alone."""
+    """Engine of this process: code of the source alone, by `source[index]` or by one call for a batch."""
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
         own_positions()
@@ -158,6 +158,7 @@ class Here(BatchEngine):
                 finally:
                     self.watch.made()
                 yield [index], made
+                del made  # no memory of it beside the next one
 
 
 def engine_of(job: Job, watch: Watch, slot: int = 0) -> BatchEngine:

@@ -195,6 +195,7 @@ class Part:
                 try:
                     for indices, made in pending.result():
                         self._add(indices, made)
+                        del made  # no memory of it beside the next one
                 except EdcacheError as error:  # raised when the others that have ended are published
                     errors.append(error)
                 if self._engine.encodes:
