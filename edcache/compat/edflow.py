@@ -42,6 +42,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         if dataset is not None:
             filling = {
                 "chunk_size": 64,
+                "grow": True,  # a zip of a killed run has the first samples alone
                 "lazy": not force_cache,
                 "keep_existing": keep_existing or not force_cache,
             }

@@ -1,4 +1,19 @@
-"""Look-ahead: threads that fetch the next samples of an order into copies of far archives."""
+"""Look-ahead: threads that fetch the next samples of an order into copies of far archives.
+
+A thread for an iteration asks the order what comes next, and each copy which blocks of it are missing, and passes
+requests of some 4 MiB to eight threads. It is ahead of the reading by some 256 MiB at most.
+
+    waits      until the first batch is made (`begin`), which has the wire alone; then for the first batches of other
+               readers of a copy: at most 10 seconds each, 0.2 where the reader does not tell
+    fetches    in the order of need
+    ended      the order or the iteration has ended, a disk has no room, or a request has failed
+
+- It is a hint. A read fetches for itself any block that is not here, and raises the error that ended a look-ahead.
+- Blocks have claims (backends/mirror/blocks.py): no two processes fetch one, and a look-ahead waits for none of them.
+- An iteration that ends waits for its threads: a later fork finds none.
+
+What must never happen: that an error of it reaches the loop; that an iteration waits for a thread that waits for it.
+"""
 
 from __future__ import annotations
 

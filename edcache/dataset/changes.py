@@ -33,7 +33,7 @@ class Changes:
     _keys: tuple[list[Any], list[Any]]
 
     def __str__(self) -> str:
-        """Tell each by its count and the first keys."""
+        """Return a line for each kind of change: its count, and the first keys."""
         source, archive = self._keys
         lines = []
         for name, keys in (("new", source), ("changed", source), ("moved", source), ("gone", archive)):

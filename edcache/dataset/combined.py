@@ -151,7 +151,7 @@ class Chained(SampleRoot):
         return super().records(indices, fields, draws) if group is None else group
 
     def _ranges(self) -> Iterator[tuple[Reading, int, int]]:
-        """Yield each part with its first index here, and its end; the part itself may have become longer."""
+        """Yield each part with the indices [start, end) that it has here; a part may have got more samples since."""
         ends = self.bounds.tolist()
         return zip(self.parts, ends, ends[1:], strict=False)
 
@@ -161,7 +161,7 @@ class Chained(SampleRoot):
         return which, indices - self.bounds[which]
 
     def _join_archives(self) -> Together | None:
-        """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
+        """Return the archives as one memory; None unless all parts are whole, of one kind, and have no transform."""
         state, together = self._together
         # Cached for every batch: there may be thousands of parts.
         if state == (SampleRoot.times_set, last_change()):

@@ -25,9 +25,9 @@ else:
 
 
 class Readable(Dataset[T_co]):
-    """Sequence of samples with labels: of an archive, of several, or some of them in some order.
+    """Sequence of samples with labels: an archive, several as one, or a view of these.
 
-    All that it reads, it reads by its `Reading`.
+    `_reading` says which samples it has and how they are changed; all reads go through it.
     """
 
     _reading: Reading
@@ -149,7 +149,7 @@ def reading_of(ds: Readable[Any]) -> Reading:
 
 
 def batch_of(ds: Readable[Any], indices: Any) -> Batch:
-    """Find the records at a user's positions, or at Draws, which `Readable.batch` collates."""
+    """Return the batch at a user's positions, or at Draws, which is not collated yet."""
     reading = reading_of(ds)
     return Batch(reading.asked(indices), reading.root.batch_transform)
 
@@ -193,7 +193,10 @@ def warn_of_absent(reading: Reading, asked_by: str, columns: str, chosen: Any = 
 
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
-    """Map the label columns that hold a field of the samples, the same one in all archives, to its path."""
+    """Return the label columns whose values are a field of the samples, as name -> path of that field.
+
+    A column counts if every archive has it, and takes it of the same field.
+    """
     first, *others = (reader.session.original_labels for reader in readers)
     return {
         name: path

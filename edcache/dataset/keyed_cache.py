@@ -193,7 +193,7 @@ def _options(keywords: base.WriteKeywords, door: str) -> WriteOptions:
 
 
 def _told(fingerprint: Any) -> Recipe:
-    """Return the recipe that a fingerprint tells. Raises: OptionError, it is no value of JSON."""
+    """Make the recipe of `fingerprint=`, a value of JSON: the items of a dict, or the value, are its settings."""
     try:
         told = base.loads(json.dumps(fingerprint, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -420,10 +420,11 @@ class _Archive:
 class _Claims:
     """Claims of the keys whose values threads and processes compute; the kernel frees them with their process.
 
-    The kernel's locks are of the process: its threads wait for each other here. All take claims in rising order, so
-    that two that wait for each other's cannot be. A value that is made of others breaks that order: its thread waits
-    some seconds for claims below its own, and then goes on without. The lock of all claims comes before the first
-    one: other processes wait for it, and threads of this one go on.
+    A lock of the kernel is of the open file, which all threads share: so threads wait for each other here, and
+    processes by the lock. Everyone takes claims in rising order, so no two wait for each other. A value that is made
+    of other values breaks that order: its thread waits some seconds for a claim below its own, and goes on without it.
+    A call with many keys locks all claims at once, before its first one: other processes wait for it, and threads of
+    this process go on.
     """
 
     def __init__(self, file: File) -> None:

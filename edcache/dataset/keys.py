@@ -53,7 +53,7 @@ def found_keys(reading: Reading, stored: Sequence[Key]) -> Ints:
 
 
 def _of_type(stored: Sequence[Key], kind: pa.DataType) -> pa.Array:
-    """Return keys as a column of a type, null in the place of others: 1, "1" and b"1" are three keys."""
+    """Return keys as a column of one type, with null for a key of another type: 1, "1" and b"1" are three keys."""
     if pa.types.is_integer(kind):
         limits = np.iinfo(kind.to_pandas_dtype())
         fits = [type(key) is int and limits.min <= key <= limits.max for key in stored]

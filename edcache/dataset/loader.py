@@ -1,7 +1,8 @@
 """`Loader`: batches made by threads of this process, without a DataLoader's workers.
 
 A worker process hands its batch over in shared memory, page by page. Here threads gather whole batches, which releases
-the interpreter, into a ring of memory that is used again and again.
+the interpreter. Memory is used again when nothing holds the batch any more: no tensor, no row or view of it, no array
+of numpy over it. What must never happen: that a batch is overwritten while somebody holds it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,9 @@ from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
 from edcache.reader import Memory, fresh
 
-_Slot = list[torch.Tensor]
-# Batches with their slots, and the exception of the batch after them.
-_Made = tuple[list[tuple[Any, _Slot]], BaseException | None]
+# Batches, and the exception of the batch after them.
+_Made = tuple[list[Any], BaseException | None]
 
-# The caller owns a batch until it asks for the next but one.
-_HELD = 2
 # A task makes as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 _WORTH_A_SLICE = 1 << 14
@@ -65,14 +63,14 @@ class Loader:
         prefetch: int,
         pin_memory: bool,
         device: torch.device | str | None,
-        reuse: bool,
     ) -> None:
         check_count("num_threads", num_threads)
         check_count("prefetch", prefetch)
         _check_device(device)
         self.dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
         self._num_threads, self._prefetch = num_threads, prefetch
-        self._pin_memory, self._reuse, self._asked_device = pin_memory, reuse, device
+        self._asked_device = device
+        self._memory: Memory = _pinned if pin_memory else fresh
         self._reading = reading_of(dataset)
         if sampler is not None:
             if shuffle:
@@ -91,7 +89,6 @@ class Loader:
             raise OptionError(text, option="drop_last")
         self._device: torch.device | None = None
         self._is_split = True
-        self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
@@ -146,22 +143,11 @@ class Loader:
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
-        # torch_xla's own loader queues batches before it uploads them.
-        if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
-            ring = _Ring(self._pin_memory, reuse=False)
-        else:
-            ring = self._ring or _Ring(self._pin_memory, self._reuse)
-            self._ring = None
-        try:
-            for taken, batch in zip(reached, self._make_batches(batches, ring), strict=True):
-                if ahead is not None:
-                    ahead.begin()
-                current.taken = taken
-                yield batch
-        finally:
-            # The next epoch reuses the memory; an iteration inside of another makes its own ring.
-            if ring.reuse == self._reuse:
-                self._ring = ring
+        for taken, batch in zip(reached, self._make_batches(batches), strict=True):
+            if ahead is not None:
+                ahead.begin()
+            current.taken = taken
+            yield batch
         if sampler._pass is current:
             sampler.set_epoch(current.epoch + 1)
 
@@ -170,7 +156,7 @@ class Loader:
         size = self.batch_size or 1
         return range(0, items // size * size if self._drop_last else items, size)
 
-    def _make_batches(self, batches: Iterator[Any], ring: _Ring) -> Iterator[Any]:
+    def _make_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the collated batches in order, made by threads that end with this generator."""
         at_work: deque[Future[_Made]] = deque()
         mutex = threading.Lock()
@@ -183,14 +169,13 @@ class Loader:
                 size = int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))
                 burst = list(itertools.islice(batches, min(_MAX_BURST, max(1, size))))
                 if burst:
-                    at_work.append(pool.submit(self._make_all, burst, ring, mutex))
+                    at_work.append(pool.submit(self._make_all, burst, mutex))
                 if not at_work:
                     return
                 if not burst or len(at_work) == count + self._prefetch:
                     made, error = at_work.popleft().result()
-                    for batch, slot in made:
-                        ring.hand_out(slot)
-                        yield self._record_stream(batch)
+                    while made:  # no batch is held here when the caller has it
+                        yield self._record_stream(made.pop(0))
                     if error is not None:
                         raise error
         finally:
@@ -200,18 +185,18 @@ class Loader:
                 # Another thread that collects this as garbage may be the one for which these threads wait.
                 pool.shutdown(wait=threading.get_ident() == reader, cancel_futures=True)
 
-    def _make_all(self, burst: list[Any], ring: _Ring, mutex: threading.Lock) -> _Made:
+    def _make_all(self, burst: list[Any], mutex: threading.Lock) -> _Made:
         """Make the batches of a burst on the device, up to the first that raises."""
-        made: list[tuple[Any, _Slot]] = []
+        made: list[Any] = []
         began = time.perf_counter()
-        filled = self._at_once(burst, ring)
+        filled = self._at_once(burst)
         # Small batches are mostly work under the interpreter's lock: one thread at a time is faster.
         with mutex if filled is None and len(burst) > 1 else nullcontext():
             if filled is None:
-                began, filled = time.perf_counter(), self._one_by_one(burst, ring)
+                began, filled = time.perf_counter(), self._one_by_one(burst)
             try:
-                for batch, slot in filled:
-                    made.append((self._on_device(batch), slot))
+                for batch in filled:
+                    made.append(self._on_device(batch))  # noqa: PERF401 - an error keeps these
             except BaseException as error:  # noqa: BLE001 - raised in the caller, after these batches
                 return made, error
         seconds = (time.perf_counter() - began) / len(burst)
@@ -219,27 +204,21 @@ class Loader:
         self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
         return made, None
 
-    def _at_once(self, burst: list[Any], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
+    def _at_once(self, burst: list[Any]) -> Iterable[Any] | None:
         """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
-        if len(burst) == 1 or not ring.reuse or self.batch_size is None or not self._is_split:
+        if len(burst) == 1 or self.batch_size is None or not self._is_split:
             return None
-        slot = ring.slot()
         try:
             # Draws are lists: an array would lose their epochs.
             draws = [*itertools.chain(*burst)] if isinstance(burst[0], list) else np.concatenate(burst)
-            batches = batch_of(self.dataset, draws).collated_by(self.batch_size, ring.memory(slot))
+            batches = batch_of(self.dataset, draws).collated_by(self.batch_size, self._memory)
         except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
-        if batches is None:
-            self._is_split = False
-            ring.free.append(slot)
-            return None
-        return ((batch, slot) for batch in batches)
+        self._is_split = batches is not None
+        return batches
 
-    def _one_by_one(self, burst: list[Any], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
-        for indices in burst:
-            slot = ring.slot()
-            yield batch_of(self.dataset, indices).collated(memory=ring.memory(slot)), slot
+    def _one_by_one(self, burst: list[Any]) -> Iterable[Any]:
+        return (batch_of(self.dataset, indices).collated(memory=self._memory) for indices in burst)
 
     def _on_device(self, batch: Any) -> Any:
         device = self._device
@@ -255,12 +234,11 @@ class Loader:
             there = iter(send_cpu_data_to_device(tensors, device))
             return _map_tensors(lambda _: next(there), batch)
         if device.type != "cuda":
-            # Blocking: the memory is used again when this returns.
             return _map_tensors(lambda tensor: tensor.to(device), batch)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             moved = _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
-        # The slot is written again while the training step runs.
+        # The memory of the batch is free for the next one when this returns.
         stream.synchronize()
         return moved
 
@@ -334,47 +312,6 @@ def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     return tree_map(each, batch)
 
 
-def _allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Make an uninitialized tensor in page-locked memory; torch uses it again when no tensor and no copy needs it."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-
-class _Ring:
-    """Ring of slots: `free`, being filled, waiting, or with the caller, which has the last two.
-
-    A slot is the memory of one batch, or of several that were gathered at once; then it is used again.
-    """
-
-    def __init__(self, pinned: bool, reuse: bool) -> None:
-        self.reuse = reuse
-        self._allocate: Memory = _allocate_pinned if pinned else fresh
-        self.free: deque[_Slot] = deque()
-        self._held: deque[_Slot] = deque()
-
-    def slot(self) -> _Slot:
-        """Take a free slot, or make one."""
-        try:
-            return self.free.popleft()
-        except IndexError:
-            return []
-
-    def memory(self, slot: _Slot) -> Memory:
-        """Return the allocator of the next batch of a slot; it overwrites the last one."""
-        places = itertools.count()
-
-        def reused(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            nbytes, place = math.prod(shape) * dtype.itemsize, next(places)
-            if place == len(slot):
-                slot.append(torch.empty(0, dtype=torch.uint8))
-            if len(slot[place]) < nbytes:
-                slot[place] = self._allocate((nbytes,), torch.uint8)
-            return slot[place][:nbytes].view(dtype).view(shape)
-
-        return reused if self.reuse else self._allocate
-
-    def hand_out(self, slot: _Slot) -> None:
-        """Note that the caller gets a batch of this slot, and no longer needs the one before the last."""
-        held = self._held
-        held.append(slot)
-        # The batches of a slot are consecutive.
-        if len(held) > _HELD and (left := held.popleft()) is not held[0]:
-            self.free.append(left)

@@ -66,7 +66,7 @@ def given(
 
 
 def of_keys(cache: Archive, spec: LabelSpec) -> LabelChange:
-    """Compute columns of `in_memory_keys` of a complete archive, from its samples."""
+    """Make the change that adds columns of `in_memory_keys` to a complete archive, by reading its samples."""
     try:
         return _compute(cache, spec)
     except LabelError as error:

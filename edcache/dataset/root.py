@@ -224,7 +224,7 @@ class Archive(SampleRoot):
         return f"CachedDataset({path!r}, {len(self):,} samples{state}{labels})"
 
     def settings(self) -> dict[str, Any]:
-        """Return what samples depend on beside their records."""
+        """Return the settings of a dataset over an archive: all that changes its samples, beside the stored records."""
         return {"decode": self.reader.decoding, "transform": self.transform}
 
     @property
@@ -312,7 +312,7 @@ class Archive(SampleRoot):
         return Several([(np.flatnonzero(there), stored), (np.flatnonzero(~there), made)])
 
     def _computed(self, indices: list[int], fields: Projection | None, filler: LazyFiller) -> list[Any]:
-        """Return samples without a record: as another process has stored them meanwhile, or computed now."""
+        """Return samples that had no record: read, if another process has stored them since, or else computed."""
         wanted = list(dict.fromkeys(indices))
         if filler.publish(wanted):
             self.refresh()
@@ -384,7 +384,7 @@ class Reading:
         return self.root.is_seeded or (self.transform is not None and is_seeded(self.transform))
 
     def settings(self) -> dict[str, Any]:
-        """Return what samples depend on beside their records."""
+        """Return the settings of the root, with fields and function of this reading if it has any."""
         own = {"fields": self.fields, "then": self.transform}
         return self.root.settings() | {name: one for name, one in own.items() if one is not None}
 
@@ -537,7 +537,11 @@ class Reading:
 def _followed(
     reading: Reading, positions: Ints, places: Ints, change: tuple[Reading | SampleRoot, str] | None
 ) -> Iterator[Share]:
-    """Yield the shares of `Reading.stored`. change: of a dataset that this one is a part of."""
+    """Yield the shares of `Reading.stored`, from a reading down to its archives.
+
+    positions: in the reading. places: of each among the samples of the whole request.
+    change: of a dataset around this one, which is why samples are not as stored; None if they are so far.
+    """
     root, indices = reading.root, reading.indices_at(positions)
     change = change or reading.change
     if not root.parts or not root.is_divided:
@@ -550,6 +554,6 @@ def _followed(
 
 
 def set_transform(of: Reading | SampleRoot, function: Transform) -> None:
-    """Set the function of each sample; a root that reads archives as one notices by `SampleRoot.times_set`."""
+    """Set the function of each sample; counted by `times_set`, so that a root that joined archives looks again."""
     SampleRoot.times_set += 1
     of.transform = base.checked_function("transform", function)

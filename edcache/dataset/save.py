@@ -187,7 +187,7 @@ class StoredRecords:
         return places[has_record], rows, numbers[rows["schema"]], source, indices[has_record]
 
     def _note_failures(self, session: Session, indices: Ints, places: Ints) -> None:
-        """Keep the failures of samples without a record."""
+        """Note the failures of samples without a record. indices: in the archive. places: in the view."""
         failures = {failure.index: failure for failure in session.index.failures}
         failed = np.isin(indices, np.array(list(failures), np.int64))
         pairs = zip(indices[failed].tolist(), places[failed].tolist(), strict=True)
@@ -292,9 +292,10 @@ def _write(
     least: int,
     on_progress: OnProgress,
 ) -> None:
-    """Write a sealed archive of consecutive places of the view.
+    """Write a sealed archive of some consecutive samples of a view, and give it its path.
 
-    over: the archive that it replaces, if at least that many of its samples are sound.
+    part: places of the samples in the view. over: session of the archive that it replaces, if there is one.
+    least: samples that it must have at the least, else nothing is replaced.
     """
     labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
     if records.is_whole and len(part) == records.length:

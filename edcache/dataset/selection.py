@@ -109,7 +109,7 @@ class Bijection(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Selection):
-    """Another selection in another order; `numbers` are positions in the order."""
+    """Another selection in another order: position k is position `order.at(numbers[k])` of it."""
 
     numbers: range
     base: Selection

@@ -150,9 +150,8 @@ class Samples(Readable[T_co]):
         prefetch: int = 2,
         pin_memory: bool = False,
         device: Any = None,
-        reuse: bool = True,
     ) -> Loader:
-        """Iterate over collated batches, made by threads of this process in memory that is used again.
+        """Iterate over collated batches, made by threads of this process.
 
         Args:
             batch_size: the number of samples in a batch; None if the sampler gives complete batches, as samplers
@@ -168,14 +167,14 @@ class Samples(Readable[T_co]):
             prefetch: the number of finished batches that may wait.
             pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
             device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
-            reuse: True reuses the memory of a batch two batches later, so clone batches that you keep. False allocates
-                new memory, and so does an iteration by torch_xla's MpDeviceLoader.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
                 sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating
                 raises as `batch`.
             MissingDependencyError: the device needs torch_xla, which is not installed.
 
+        The memory of a batch is used again when nothing holds the batch or a part of it any more. Small batches are
+        gathered up to 32 at once: one that you keep keeps the memory of all of them, so clone it if that matters.
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
         DataLoader with workers is faster.
         """
@@ -190,7 +189,6 @@ class Samples(Readable[T_co]):
             prefetch=prefetch,
             pin_memory=pin_memory,
             device=device,
-            reuse=reuse,
         )
 
     # --------------------------------------------------------------------------------- by labels
@@ -330,7 +328,7 @@ class Samples(Readable[T_co]):
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
-        """Return the class of each sample by a label column, numbered from 0."""
+        """Return the class of each sample by a label column, numbered from 0: [len(self)]; None without a name."""
         return None if name is None else self._classes(name, asked_by).codes
 
     # ------------------------------------------------------------------- fields and transforms
@@ -499,7 +497,7 @@ class Samples(Readable[T_co]):
         return self._view(selection=Selection(part or range(0)) if own is None else own.cut(part))
 
     def _picked(self, positions: Ints, **changes: Any) -> View[T_co]:
-        """Make a view of the samples at positions in [0, len(self)), which keeps the array."""
+        """Make a view of the samples at some positions: int64 [n] in [0, len(self)), which the view may keep."""
         return self._view(selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
@@ -593,7 +591,7 @@ class Whole(Samples[T_co]):
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
-    """Cut a selection at each end; all parts share one array."""
+    """Cut a selection into parts, from each of `ends` to the next one; all share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
 

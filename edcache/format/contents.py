@@ -1,7 +1,26 @@
 """`Contents`: the rows and labels of an archive, from its last root and the chunks behind it.
 
-A later chunk overrides an earlier one and the root, sample by sample: the merge is an assignment, in the order of the
-chain. A seal writes them window by window; a reader of an archive that is not sealed takes all at once.
+An archive that is not sealed has no index as a whole. It is made of these, each over the ones before:
+
+1. The rows of the last root, if there is one; they stand for all chunks before it.
+2. The rows of each chunk behind it, in the order of the chain, so the last record of a sample counts.
+
+- The merge is an assignment, sample by sample. A seal writes it window by window; a reader takes all at once.
+- A chunk numbers its schemas for itself: its rows get the archive's numbers here.
+- A row in the file has a sum that is bound to its place. In memory it has the crc32 of the record (`bound`), and an
+  index binds it again.
+- A label column of the root has the values of all chunks before it, and the ones that were added since. A column that
+  the root dropped counts no more, in later chunks too.
+- Its type holds the values of all chunks (`joined_schema`); a sample without a value is null.
+- Once a root has numbered samples anew, the chunks before it count by its rows alone.
+- A chunk whose table is damaged has no samples here (`TableOf` gives None); a seal raises instead.
+- Without an index to trust (`trusts_index=False`) every chunk is merged, as for a damaged one.
+
+Cost: reads the table of each chunk behind the last root once, if all have at most 64 MiB; beyond, again for each window
+and each column.
+
+What must never happen: that a row of the root overrides one of a later chunk; that rows are taken from an index whose
+crc32 was not compared.
 """
 
 from __future__ import annotations

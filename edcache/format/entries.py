@@ -1,4 +1,27 @@
-"""Entries of an archive: zip local headers with a private field; and groups of entries."""
+"""Entries of an archive: zip local headers with a private field; groups of entries; and the locks of the file.
+
+An entry counts only if its header is whole and fits in its place: by its crc32, the uuid of the archive, its number and
+offset, and the link, a hash of the header before it. So neither bytes that an earlier writer left there, nor an archive
+inside of a record, pass for an entry. `walk` ends, without an error, where none fits: the next one is written there.
+
+Locks are of single bytes far behind all data. Nothing is written to take one, and the kernel frees it with the open
+file, however its process ends. A forked child closes its parent's writable files, and so has none of their locks.
+
+    byte              held                                                      taken by
+    LOCK_APPEND       while entries are published, or an end is mended          writer/appender.py, `appending`
+    LOCK_FILLER + k   while a process writes the archive, to show it            writer/appender.py, `join_fillers`
+    LOCK_CLAIM + k    while a process computes the samples of claim k; 0 also   writer/appender.py, `Claims`
+                      while one alone fills, from an iterable or by keys
+    LOCK_SESSION      while a file is made beside its path; shared by all       writer/temporary.py, writer/refill.py
+                      that fill a stage                                         backends/shm/memory.py
+    LOCK_APPEND - 1   shared by readers of a copy, which stays meanwhile        writer/temporary.py, `LOCK_USE`
+
+A read takes none of the first three. Where the system has no locks of bytes, as macOS, LOCK_APPEND locks the file and
+the others do nothing: two processes may compute one sample, and the later record counts.
+
+What must never happen: that bytes of the chain are written without LOCK_APPEND; that a process waits for a claim while
+it holds LOCK_APPEND, or a claim with a higher number, for longer than seconds: two would wait for each other.
+"""
 
 from __future__ import annotations
 

@@ -134,8 +134,11 @@ def _check_begin(data: bytes, where: str) -> None:
             path=where,
         )
     if not begins_archive(data):
+        hint = f'; if edflow wrote it, "edcache import {where} -o NEW --from edflow" reads it'
         raise CorruptArchiveError(
-            f"{where}: not an edcache archive: it does not begin with a zip entry {HEAD_NAME}", path=where
+            f"{where}: not an edcache archive: it does not begin with a zip entry {HEAD_NAME}"
+            + hint * (data[:4] == MAGIC),
+            path=where,
         )
 
 

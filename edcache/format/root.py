@@ -1,4 +1,22 @@
-"""Root of a sealed archive, which locates all other entries, and the zip directory that points at it."""
+"""Root of a sealed archive, which locates all other entries, and the zip directory that points at it.
+
+A sealed file ends so:
+
+    root.json                   payload of the last entry: counts, schemas, places of index and label columns
+    zip directory               a record for the head, and for the newest entry of each name
+    zip64 end, its locator
+    end record                  its comment tells offset, bytes and crc32 of the payload of root.json
+
+- A reader takes the last 64 KiB, reads the comment, and has the root, mostly from the same bytes (`read_root`). It
+  reads no record of the directory: these are for unzip and other programs.
+- So an archive is sealed if it ends in a comment, and the root fits the crc32 there. As soon as entries are appended
+  behind, it is not, until the next seal ends the file again. The old directory stays, and no reader needs it.
+- The directory is a function of the chain (`Chain.listed`, `pack_directory`). A writer writes it again where a crash
+  took it, and a check compares all its bytes.
+- Sizes and offsets in it are zip64 at any size, so it has one form.
+
+What must never happen: that the comment is believed without the crc32 of the root; that a place leads out of the file.
+"""
 
 from __future__ import annotations
 

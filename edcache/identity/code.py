@@ -113,7 +113,7 @@ def reached_from(things: Iterable[Any]) -> list[Any]:
         elif issubclass(kind, type):
             if not is_of_library(_attributes(thing).get("__module__")):
                 reached.append(thing)
-                waiting += [*_MRO(thing)[1:-1], *_attributes(thing).values()]
+                waiting += [*_MRO(kind)[:-2], *_MRO(thing)[1:-1], *_attributes(thing).values()]
         elif issubclass(kind, torch.nn.Module):
             reached.append(thing)
             waiting.append(kind)
@@ -130,15 +130,15 @@ def _functions_in(thing: Any) -> Iterator[Any]:
     """Yield the functions that a wrapper, a method, an object or a container of these stands for."""
     kind = type(thing)
     if kind is types.MethodType:
-        is_module = issubclass(type(thing.__self__), torch.nn.Module)
-        yield from (thing.__func__, thing.__self__ if is_module else type(thing.__self__))
-    elif kind is functools.partial:
+        owner = type(thing.__self__)
+        yield from (thing.__func__, thing.__self__ if issubclass(owner, torch.nn.Module | type) else owner)
+    elif kind in (functools.partial, functools.partialmethod):
         yield from (thing.func, *thing.args, *thing.keywords.values())
     elif kind in (staticmethod, classmethod):
         yield thing.__func__
     elif kind is property:
         yield from (thing.fget, thing.fset)
-    elif kind in (functools.cached_property, functools.partialmethod):
+    elif kind is functools.cached_property:
         yield thing.func
     elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
         yield from thing.values() if kind is dict else thing
@@ -151,9 +151,11 @@ def _functions_in(thing: Any) -> Iterator[Any]:
 
 
 def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values that a function names, with their names: global, of modules and objects, outer, and defaults.
+    """Yield name and value of all that the code of a function names.
 
-    What it changes itself, such as a counter, is left out.
+    These are global variables, attributes of them as in `CFG.size`, variables of the environment, outer variables,
+    defaults, and attributes of the function itself. Variables that the function assigns to are left out, such as a
+    counter.
     """
     names, loaded, texts, changed, attributes, _ = said(function.__code__)
     known = function.__globals__
@@ -172,7 +174,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def outer(function: types.FunctionType) -> dict[str, Any]:
-    """Return the outer local variables that a function uses and does not assign to; none that has no value yet."""
+    """Return the closure variables of a function by name, without the ones that it assigns to or that are unset."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     changed = said(function.__code__).changed
     return {
@@ -181,9 +183,10 @@ def outer(function: types.FunctionType) -> dict[str, Any]:
 
 
 class Said(NamedTuple):
-    """Names in code, and in code in it: all; of global variables; its texts.
+    """Names in code, and in the functions inside of it.
 
-    changed, attributes: variables and attributes that it assigns to. touched: containers whose items it changes.
+    names: all. loaded: global variables that it reads. texts: its constants that are text. changed: global and outer
+    variables that it assigns to. attributes: attributes that it assigns to. touched: containers whose items it changes.
     """
 
     names: dict[str, None]
@@ -196,7 +199,7 @@ class Said(NamedTuple):
 
 @functools.lru_cache(4_096)
 def said(code: types.CodeType) -> Said:
-    """Return what code says, and the code in it."""
+    """Collect the names in code, and in the functions inside of it."""
     told, codes = Said({}, set(), set(), set(), set(), set()), [code]
     for one in codes:
         codes += [part for part in one.co_consts if isinstance(part, types.CodeType)]
@@ -251,7 +254,10 @@ def _constants_of(kind: type, describe: Callable[[Any], Any]) -> list[str]:
 
 
 def _reached(name: str, value: Any, names: Iterable[str], dots: int) -> Iterator[tuple[str, Any]]:
-    """Yield a value and its attributes that code may mean: `pkg.models.net` by the names in it."""
+    """Yield a value, and its attributes whose names the code has too: `pkg`, `pkg.models` and `pkg.models.net`.
+
+    names: of the code. dots: how many levels of attributes to follow. Nothing of a library's module is followed.
+    """
     if type(value) is types.ModuleType and is_of_library(value.__name__):
         return
     yield name, value

@@ -37,7 +37,7 @@ class Keyed:
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
-        """Ask a source; None if it names no samples."""
+        """Take keys and versions from a source; None if it has no keys."""
         if not tells(source, "sample_key"):
             return None
         try:
@@ -131,9 +131,11 @@ def all_of(source: Any, name: str) -> list[Any]:
 
 
 def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str]:
-    """Return versions of all samples of a source, as texts; empty ones if nothing tells them apart.
+    """Return a version of each sample of a source, as text: from `sample_version`, else from its attributes.
 
-    keys: an attribute with the same values tells no more, such as a list of files.
+    Attributes are the ones with one value a sample; without any, all versions are "".
+
+    keys: of the samples. An attribute with the same values, such as a list of files, is no version.
     """
     if tells(source, "sample_version"):
         return list(map(repr, all_of(source, "sample_version")))
@@ -143,14 +145,20 @@ def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str]:
 
 
 def guessed(source: Any) -> list[str]:
-    """Name the attributes that stand for versions: a list as long as the source may also make every sample."""
+    """Name the attributes that are taken for versions; empty if `sample_version` tells them.
+
+    It is a guess: a list that is as long as the source by chance may change every sample. So they ask.
+    """
     if tells(source, "sample_version"):
         return []
     return [f"attribute {name}" for name in values_of(source)]
 
 
 def joined(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
-    """Join keys and versions of samples to binary values that are equal if both are; without versions all are empty."""
+    """Join key and version of each sample to one binary value: samples are the same if these values are equal.
+
+    versions: None stands for empty ones.
+    """
     if pa.types.is_integer(keys.type):
         keys = keys.cast(pa.string())
     own = pa.scalar("", pa.string()) if versions is None else versions

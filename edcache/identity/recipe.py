@@ -62,10 +62,11 @@ _NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, fr
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of samples. settings, asks: by name, as `argument split`. count: of samples. columns: values by name.
+    """Recipe of samples: all that makes them, as far as it is known. The top of this file says how each part counts.
 
-    roots: names of folders by their paths, see `Settings`. again: describes a call once more; None of anything else.
-    state: names that computing a sample changes here, and that are not compared.
+    settings, asks: descriptions and digests, by names such as `argument split`. code: digests by function or class.
+    count: of samples. columns: the values themselves, by name. roots: names of folders by their paths, see `Settings`.
+    again: describes the same call once more; None for a source. state: names that are not compared.
     """
 
     settings: Mapping[str, Any]
@@ -78,12 +79,15 @@ class Recipe:
     state: frozenset[str] = frozenset()
 
     def put_into(self, fingerprint: Mapping[str, Any] | None, state: Iterable[str] = ()) -> dict[str, Any]:
-        """Return a fingerprint of another recipe with this one, and what else the other has. state: as `to_json`."""
+        """Return a fingerprint with this recipe in the place of the one that it has; its other entries stay.
+
+        state: as of `to_json`.
+        """
         rest = {name: value for name, value in (fingerprint or {}).items() if name not in _NAMES}
         return {**rest, **self.to_json(state)}
 
     def to_json(self, state: Iterable[str] = ()) -> dict[str, Any]:
-        """Return what an archive keeps. state: names that are left out."""
+        """Return the JSON that an archive keeps. state: names that are left out, and listed as state."""
         left = {*state}
         made = {
             "settings": _kept(self.settings, left, _SETTINGS_NBYTES),
@@ -103,7 +107,7 @@ class Recipe:
         return "factory" in self.settings
 
     def changed(self, now: Recipe) -> tuple[str, ...]:
-        """List the names whose values differ in a recipe of later, after a sample was computed: its state."""
+        """List the names that differ in a recipe that was made after a sample was computed: these are state."""
         pairs = [(self.settings, now.settings), (self.asks, now.asks), (self.texts, now.texts)]
         names = (
             name for one, other in pairs for name in {**one, **other} if one.get(name) != other.get(name)
@@ -147,7 +151,7 @@ SAME: Final = Difference([], [], [], [])
 
 
 def told(fingerprint: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that a user gives by a dict of JSON."""
+    """Make the recipe of `fingerprint={...}`, which a user gives: its items are the settings."""
     return Recipe({f"fingerprint {name}": value for name, value in fingerprint.items()})
 
 
@@ -169,7 +173,10 @@ def recipe_of_call(
 
 
 def _held(factory: Callable[..., Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the values that a factory holds beside its parameters, by name, and the ones that only ask."""
+    """Return values that a factory holds beside its parameters, by name: settings, and the ones that only ask.
+
+    They are the arguments of a partial, the closure of a function, and `self` of a method or of an object.
+    """
     if isinstance(factory, functools.partial):
         held, changing = _held(factory.func)
         # No parameter has such a name.
@@ -230,7 +237,7 @@ def _described(
         if leaf.is_column:
             continue
         value = os.fsdecode(leaf.value) if isinstance(leaf.value, os.PathLike) else leaf.value
-        told = Described([leaf.word], "", "") if leaf.word else walk.describe(value)
+        told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
             settings[f"{kind} {name}"] = exact
@@ -242,8 +249,8 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
     asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
     if asked:
         asks[name] = digest_of(asked)
-    if told.inside:
-        asks[f"inside of {name}"] = told.inside
+    if told.private or told.inside:
+        asks[f"inside of {name}"] = told.private + told.inside
     return told.exact if is_exact else _ABSENT
 
 
@@ -302,8 +309,9 @@ def tells(source: Any, name: str) -> bool:
 class _Leaf(NamedTuple):
     """Attribute of a source, or of an object that it holds.
 
-    is_told: `__edcache_fingerprint__` returned it. is_fixed: it is of no dataset, and so no column. word: text of a
-        value whose parts are leaves.
+    is_exact: a difference is another source; else it only asks. is_told: `__edcache_fingerprint__` returned it.
+    is_fixed: it belongs to an object that is no dataset, and so is no column. is_column: it has one value a sample.
+    word: description of an object whose attributes are leaves of their own; "" for any other value.
     """
 
     value: Any
@@ -331,9 +339,9 @@ def _leaves(source: Any, count: int | None, has_versions: bool) -> dict[str, _Le
 def _opened(
     named: Iterable[tuple[str, _Leaf]], count: int | None, has_versions: bool, around: int = 0
 ) -> dict[str, _Leaf]:
-    """List values by name, and in the place of an object among them its attributes, if few.
+    """List values by name. An object among them is listed by its own attributes, and so on, up to `_MOST_LEAVES`.
 
-    around: id() of the object that has the values.
+    around: id() of the object that holds the values, so that it is not opened again inside itself.
     """
     waiting, seen, leaves = [*named], {around}, dict[str, _Leaf]()
     for name, leaf in waiting:
@@ -471,7 +479,7 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
 
 
 def _other_columns(found: Mapping[str, Any], now: Recipe, state: set[str]) -> Iterator[str]:
-    """Yield a line for each column whose first values are other ones."""
+    """Yield a line for each column whose values for the samples of the archive are other ones now."""
     known, count = _without(named(found, "columns"), state), found.get("count")
     if now.count is None or not isinstance(count, int):
         return
@@ -496,7 +504,11 @@ def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]
 
 
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two fingerprints differ at most in what processes have found out by their first samples."""
+    """True if two fingerprints are of the same call or source.
+
+    Two processes that begin one archive may note other seconds and other state of their first samples: that is no
+    difference.
+    """
     state = {*one.get("state", []), *other.get("state", [])}
     found: list[list[Any]] = []
     for side in (one, other):
@@ -512,7 +524,10 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def _has_text_of_column(one: Any, other: Any) -> bool:
-    """True if the value that is there may be a column, which is no setting of a source with keys and versions."""
+    """True if, of two values, the one that is not absent has the text of a list, a tuple, a dict or an array.
+
+    In a source with keys and versions such a value is no setting: it only asks where one side lacks it.
+    """
     (value,) = (side for side in (one, other) if side is not _ABSENT)
     return isinstance(value, list) and _COLUMN_TEXT(value[0]) is not None
 

@@ -108,16 +108,19 @@ def _is_installed(thing: Any) -> bool:
 
 
 class Described(NamedTuple):
-    """Value as an archive keeps it.
+    """Description of a value, as an archive keeps it.
 
-    exact: JSON: None, a bool, an int and a text stand for themselves, all else is a list of one text, so that 0.5 and
-        "0.5" differ. asks: digest of what only asks; "" if nothing does. inside: the same of private attributes, and
-        what they hold, which may be another one in every process.
+    exact: JSON. None, a bool, an int and a text stand for themselves; any other value is a list with its text, so
+        0.5 is ["0.5"] and differs from "0.5".
+    asks: digest of the parts that only ask; "" without any, as of the other two.
+    private: digest of private attributes of the user's objects and of containers, and of all that they hold.
+    inside: digest of private attributes of a library's objects. It may differ in every process.
     """
 
     exact: Any
-    asks: str
-    inside: str
+    asks: str = ""
+    private: str = ""
+    inside: str = ""
 
 
 class Settings:
@@ -138,31 +141,27 @@ class Settings:
         self._known: dict[int, tuple[Any, str]] = {}
         self._lowest = _NO_LEVEL  # of the open values that the last one names
         self._asked: list[str] = []
+        self._private: list[str] = []
         self._inside: list[str] = []
-        self._is_inside, self._left = False, _MOST_INSIDE
+        self._is_private, self._left = False, _MOST_INSIDE
 
     def describe(self, value: Any) -> Described:
         """Describe a value; a text longer than `LONG` is cut, with a digest of all."""
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 64):
-            return Described(value, "", "")
+            return Described(value)
         if type(value) is str:
-            return Described(shortened(value), "", "")
-        self._asked, self._inside, self._left = [], [], _MOST_INSIDE
+            return Described(shortened(value))
+        self._asked, self._private, self._inside, self._left = [], [], [], _MOST_INSIDE
         try:
             exact: Any = [shortened(self.text(value))]
         except RecursionError:  # nested too deep
             exact = [name_of(type(value))]
-        digests = (digest_of("\n".join(texts)) if texts else "" for texts in (self._asked, self._inside))
-        return Described(exact, *digests)
+        lists = (self._asked, self._private, self._inside)
+        return Described(exact, *(digest_of("\n".join(texts)) if texts else "" for texts in lists))
 
-    def content(self, value: Any) -> tuple[Any, str, list[str]]:
-        """Describe a value with what asks, and with private attributes of the user's objects.
-
-        The ones of a library's objects may be other ones in every process.
-        """
-        self._inside = []
-        exact, asks, _ = self.describe(value)
-        return exact, asks, [text for text in self._inside if ":" not in text.partition(" ")[0]]
+    def content(self, value: Any) -> tuple[Any, ...]:
+        """Describe a value without the inside of a library's objects, which differs from process to process."""
+        return self.describe(value)[:3]
 
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""
@@ -180,7 +179,7 @@ class Settings:
         if id(value) in self._open:
             self._lowest = min(self._lowest, self._open[id(value)])
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
-        self._left -= self._is_inside
+        self._left -= self._is_private
         if self._left < 0:
             return name_of(kind)
         level, lowest = len(self._open), self._lowest
@@ -214,20 +213,22 @@ class Settings:
             return f"{{{', '.join(f'{key}: {part}' for key, part in items)}}}"
         thing = value if isinstance(value, (type, types.FunctionType)) else kind
         self.met.setdefault(id(thing), thing)
-        word, parts, asking, *_ = parts_of(value)
-        for name, part in sorted(asking.items()):
-            self._ask(word, name, part)
-        if not parts:
-            return word
-        return f"{word}({', '.join(self._item(name, part) for name, part in sorted(parts.items()))})"
+        parts = parts_of(value)
+        for name, part in sorted(parts.asking.items()):
+            self._ask(parts, name, part)
+        if not parts.exact:
+            return parts.word
+        exact = sorted(parts.exact.items())
+        return f"{parts.word}({', '.join(self._item(name, part) for name, part in exact)})"
 
-    def _ask(self, word: str, name: str, part: Any) -> None:
-        outer, self._is_inside = self._is_inside, self._is_inside or name.startswith("_")
+    def _ask(self, parts: Parts, name: str, part: Any) -> None:
+        outer, self._is_private = self._is_private, self._is_private or name.startswith("_")
         try:
-            item = self._item(name, part)
-            (self._inside if self._is_inside else self._asked).append(f"{word} {item}")
+            text = f"{parts.word} {self._item(name, part)}"
+            private = self._inside if parts.is_foreign else self._private
+            (private if self._is_private else self._asked).append(text)
         finally:
-            self._is_inside = outer
+            self._is_private = outer
 
     def _item(self, name: str, part: Any) -> str:
         return f"{name if _IS_NAME(name) else repr(name)}={self.text(part)}"
@@ -240,9 +241,9 @@ class Settings:
         return repr(text)
 
     def _repr(self, values: Any) -> str | None:
-        """Describe plain values, or tuples of them, by their repr; None if that is not their text.
+        """Write the text of a list of plain values, or of tuples of them, by one repr: a million take no loop.
 
-        A million values need no loop here.
+        None if the repr may differ from the text that a loop would write.
         """
         kinds = {*map(type, values)}
         if kinds == {tuple}:
@@ -267,10 +268,12 @@ class Settings:
 
 
 class Parts(NamedTuple):
-    """Parts of a value. word: its kind, or all of it. exact, asking: its parts by name.
+    """Parts of a value, which describe it.
 
-    columns: names of parts with one value for each sample. is_told: `__edcache_fingerprint__` returned them.
-    is_content: they are what a container or a value of C is made of, and no attributes.
+    word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
+    first count in the text, the others only ask. columns: names of parts with one value a sample.
+    is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
+    container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
     """
 
     word: str
@@ -279,6 +282,7 @@ class Parts(NamedTuple):
     columns: tuple[str, ...] = ()
     is_told: bool = False
     is_content: bool = False
+    is_foreign: bool = False
 
 
 def parts_of(value: Any) -> Parts:
@@ -298,13 +302,17 @@ def parts_of(value: Any) -> Parts:
     name = name_of(kind)
     if hasattr(kind, _TOLD):
         return _parts_told(name, getattr(kind, _TOLD)(value))
-    if inspect.isroutine(value) or (callable(value) and "__wrapped__" in attributes_of(value)):
-        return _parts_of_function(value)
     if isinstance(value, functools.partial | functools.partialmethod):
         return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
+    # A user's descriptor is a routine to `inspect`, too, and has attributes.
+    is_routine = inspect.isroutine(value) and kind.__module__ == "builtins"
+    if is_routine or (callable(value) and "__wrapped__" in attributes_of(value)):
+        return _parts_of_function(value)
     if isinstance(value, types.GeneratorType):
         has_begun = inspect.getgeneratorstate(value) != inspect.GEN_CREATED
         return Parts(value.__qualname__, {} if has_begun else inspect.getgeneratorlocals(value), {})
+    if isinstance(value, torch.jit.ScriptFunction):
+        return Parts(name, {}, {"code": _code_of_graph(value)})
     if isinstance(value, memoryview):
         return Parts(name, {"of": value.tobytes(), "format": value.format, "shape": value.shape}, {})
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
@@ -380,7 +388,7 @@ def _parts_by_library(
         return Parts(name, content, {})
     if isinstance(value, _CONTENTS):
         return Parts(name, content, public)
-    return Parts(name, {}, {**content, **public, **private})
+    return Parts(name, {}, {**content, **public, **private}, is_foreign=True)
 
 
 def is_empty(value: Any) -> bool:
@@ -412,7 +420,7 @@ def _reduced(value: Any) -> dict[str, Any]:
     make, arguments, state, *more = (*reduced, None)[: max(3, len(reduced))]
     parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
     parts += [part for part in arguments if part is not kind] + [[*part] for part in more if part is not None]
-    if state is not None and not isinstance(state, dict):
+    if state is not None and not (isinstance(state, dict) and attributes_of(value)):
         parts.append(state)
     return {f"made {place}": part for place, part in enumerate(parts)}
 
@@ -433,9 +441,11 @@ def _parts_of_function(value: Any) -> Parts:
         return Parts(f"wrapped by {name_of(kind)}", {"function": inner, **public}, {})
     closed = outer(value)
     if _is_installed(value) and inner is not None:
-        # Only plain values count: the object of torch.no_grad says how the process began.
-        plain = {key: part for key, part in closed.items() if type(part) in _PLAIN}
-        return Parts("wrapped", {"function": inner, **plain}, {})
+        # Other values do not count: the object of torch.no_grad says how the process began.
+        held = {
+            key: part for key, part in closed.items() if type(part) in {*_PLAIN, dict, types.FunctionType}
+        }
+        return Parts("wrapped", {"function": inner, **held}, {})
     name = name_of(value)
     if "<" not in name and _is_installed(value):
         return _word(name)
@@ -473,8 +483,21 @@ def _parts_of_module(value: torch.nn.Module) -> Parts:
         }
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
         order.append((name, type(module), getattr(module, "training", None), hooks))  # a frozen one has none
+        if isinstance(module, torch.jit.ScriptModule):
+            asking[f"{name}.code"] = _code_of_graph(module)
+        elif isinstance(module, torch.fx.GraphModule):
+            asking[f"{name}.code"] = module.code
     asking["modules"] = order
     return Parts(name_of(type(value)), exact, asking)
+
+
+def _code_of_graph(thing: Any) -> list[Any]:
+    """Return the code of a scripted or traced function or module, and the tensors that tracing has made constants."""
+    constants = thing.graph.findAllNodes("prim::Constant")
+    return [
+        thing.code,
+        *[one.t("value") for one in constants if one.hasAttribute("value") and one.kindOf("value") == "t"],
+    ]
 
 
 def _parts_of_table(value: Any) -> Parts | None:
@@ -514,10 +537,11 @@ def _parts_of_array(value: Any) -> Parts:
     public = {} if kind is np.memmap else {k: v for k, v in attributes_of(value).items() if k[0] != "_"}
     shape = "nested" if getattr(value, "is_nested", False) else list(value.shape)
     header = f"{'ndarray' if kind is np.memmap else kind.__name__}({value.dtype}{shape}"
+    # A sample may show it; the weights of a model have it in training alone.
+    asking = {"requires_grad": True} if getattr(value, "requires_grad", False) else {}
     data: Any = None
     parts: list[Any] = []
     if isinstance(value, torch.Tensor):
-        header += ", grad" * (value.requires_grad and not isinstance(value, torch.nn.Parameter))
         data, parts = _data_of_tensor(value)
     elif value.dtype.names:  # field by field: bytes between them are padding
         parts = [np.asarray(value)[field] for field in value.dtype.names]
@@ -528,7 +552,7 @@ def _parts_of_array(value: Any) -> Parts:
     else:
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     word = f"{header})" if data is None else f"{header}, sha256:{digest_of(data.data)})"
-    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, {})
+    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, asking)
 
 
 def _data_of_tensor(value: torch.Tensor) -> tuple[Any, list[Any]]:

@@ -182,7 +182,8 @@ def holds_generator(thing: Any) -> bool:
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
     """Compare the computations of the first sample of a fill.
 
-    Returns: what the archive is to know; and a field that differs by more than rounding, if the sample does not repeat.
+    Returns: what the head notes of the sample; and, if the sample does not repeat, a field that differs by more than
+        rounding.
     """
     first, *others = again.records
     rounding: dict[str, float] = {}
@@ -237,7 +238,7 @@ def _worst(
 
 @contextmanager
 def _generators_kept() -> Iterator[_States]:
-    """Leave the global random generators after the block as they were; yield their states."""
+    """Restore the states of the global random generators after the block; yields these states."""
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
     try:

@@ -41,7 +41,8 @@ class Edflow(OldCache):
             self._add_labels()
         elif self._names:
             self.notes.append(
-                "it has no labels.p, as an interrupted run leaves none; label columns were not made"
+                "it has no labels.p, as an interrupted run leaves none; label columns are made by "
+                "in_memory_keys=, or --key"
             )
 
     def _zip(self) -> zipfile.ZipFile:

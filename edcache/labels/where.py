@@ -36,6 +36,8 @@ from edcache.labels.labels import Labels, read_together
 
 Literal: TypeAlias = "bool | int | float | str | None"
 
+FUNCTIONS = "startswith", "contains"
+
 _MAX_TEXT = 10_000
 _MAX_DEPTH = 50
 _ALLOWED = (
@@ -190,7 +192,7 @@ class _Where:
         return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
     def _search(self, call: ast.Call, function: str) -> Truth:
-        if function not in ("startswith", "contains"):
+        if function not in FUNCTIONS:
             raise self._refusal(call, f'"{function}" is no function here')
         form = f'expected {function}(name, "x")'
         if len(call.args) != 2 or call.keywords:

@@ -1,4 +1,25 @@
-"""`Group`: many records of one schema, read field by field, without torch."""
+"""`Group`: many records of one schema, read field by field, without torch.
+
+The fast way of a batch has no loop over samples:
+
+1. `Session.group` looks up where each record starts: int64 offsets, all multiples of 8 (`LATTICE`).
+2. So the memory is an array of overlapping rows: row k has some bytes of a record that would begin at byte 8 * k
+   (`GroupRecords.window`). A field of fixed shape lies at the same bytes of every record of its schema.
+3. `window[places]` is that field of all records, in one copy. collation.py does the same by torch, into memory that it
+   keeps.
+
+A field that varies in shape is located by its slots, for all records at once, and copied record by record (`spans`,
+`copy`). All other fields are decoded one by one (`values`), and so are whole samples (`samples`).
+
+Memory is the mapped file. Records that are compressed, or are not mapped, are put into new memory first (`loaded`).
+Records of several files are one group too, since all mappings lie in one space of addresses (several.py, together.py).
+
+A batch equals the one that default_collate makes of `samples`. A fast way may decline, and the caller then takes
+`samples`, whose error names the record.
+
+What must never happen: that a byte is used before `check` has passed its record; that a gather leaves a record and
+returns bytes of its neighbour, which `is_regular` forbids; that two records of different schemas are in a group.
+"""
 
 from __future__ import annotations
 

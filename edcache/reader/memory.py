@@ -25,6 +25,7 @@ Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 # The C library reuses smaller allocations itself.
 _LARGE = 4 << 20
+# Kept are at most as many as are lent, since a batch may have many; and a few when nothing is lent.
 _KEPT = 4
 # Smaller tensors reach the parent process faster as bytes in the message.
 _SHARED = 1 << 19
@@ -65,6 +66,7 @@ def for_this_process() -> Any:
 
 
 _kept: list[npt.NDArray[np.uint8]] = []
+_lent: set[int] = set()
 
 
 class _Lease:
@@ -75,11 +77,15 @@ class _Lease:
     def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
         self.__array_interface__ = memory.__array_interface__
         self._memory = memory
+        _lent.add(id(self))
 
     # Default arguments, because at the end of the interpreter module names may vanish before the last batch.
-    def __del__(self, kept: list[npt.NDArray[np.uint8]] = _kept, most: int = _KEPT) -> None:
+    def __del__(
+        self, kept: list[npt.NDArray[np.uint8]] = _kept, lent: set[int] = _lent, least: int = _KEPT
+    ) -> None:
+        lent.discard(id(self))
         kept.append(self._memory)
-        del kept[:-most]
+        del kept[: -max(least, len(lent))]
 
 
 def _reuse(nbytes: int) -> npt.NDArray[np.uint8]:

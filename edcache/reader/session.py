@@ -1,4 +1,27 @@
-"""`Session`: the state of an open archive in one process."""
+"""`Session`: the state of an open archive in one process.
+
+Opening looks at the end of the file (format/root.py). A *sealed* archive has its index and its labels as places of the
+file, which are mapped, or fetched when they are needed. Any other one is walked entry by entry, and its rows and labels
+are merged in memory (format/contents.py).
+
+A session gives the same answers for as long as it lives: samples that come later are in another session, which
+`look_again` makes of the file that has the path then:
+
+    the same file, no entry more                     None: this session stays
+    the same file, which grew or was sealed          a new session; it goes on with the entries that this one walked
+    another file with the same uuid, saved over it   a new session
+    any other file                                   StaleArchiveError
+
+`Reader` replaces its session by one assignment. Threads at work keep the old one; its file and its mapping go with the
+last object that uses them, such as an array of a sample. What a session learns meanwhile, as checked records and
+decoders, changes no answer: threads share it, and a forked child goes on with it.
+
+What must never happen:
+
+- A byte behind the last entry is mapped: a writer may cut it off, and reading it would be a SIGBUS.
+- A record is used before it was compared with its sum, unless verify="never" (checks.py).
+- Something that the session holds refers to the session: the mapping would stay until the garbage is collected.
+"""
 
 from __future__ import annotations
 
@@ -353,7 +376,7 @@ class Session:
 
     @once
     def uniform(self) -> GroupRecords | None:
-        """All records as one memory; None unless they are mapped, of one schema, and of all samples."""
+        """Records of all samples as one memory; None unless each sample has one, all of one schema and mapped."""
         index, view = self.index, self._view
         if index.only_schema is None or view is None or not index.is_dense or not index.length:
             return None

@@ -42,7 +42,7 @@ class Stage(Protocol):
     path: str
 
     def begin(self, mode: str) -> None:
-        """Have the file be as a writer with this mode finds it: "x", "a" or "w", as of `CacheWriter`."""
+        """Prepare the file for a writer with this mode: "x", "a" or "w", as of `CacheWriter`."""
 
     def finish(self, show: Show = None, is_done: Callable[[], bool] = lambda: False) -> None:
         """Bring what was written, and sealed, to where it belongs.

@@ -27,7 +27,7 @@ class Prefetch(ABC):
 
     @abstractmethod
     def hold(self) -> Held:
-        """Let no process of this machine look ahead in the copy until what is returned is closed."""
+        """Stop look-ahead in the copy, of all processes of this machine, until the result is closed."""
 
     @abstractmethod
     def is_held(self) -> bool:

@@ -122,7 +122,7 @@ def digest(
     path, storage_options = where.path, None  # a traceback with locals would show credentials
     with closing(where.open()) as file:
         if format.read_root(file.pread, file.size(), file.path) is None:
-            format.read_head(file.pread, file.path)  # which refuses what is no archive
+            format.read_head(file.pread, file.path)  # raises if it is no archive
             raise no_digest(file.path)
         return file_digest(file, on_progress)[0]
 

@@ -1,7 +1,19 @@
 """Append to an archive in a file: entries are read, published and synced.
 
-Payload first, header last. With every `sync=`, a crash of the process loses nothing that was published, and the file
-holds no other bytes than were written. After a power cut:
+A publication has LOCK_APPEND, and these steps. Encoding and compression come before, without the lock.
+
+1. The path must still lead to this file. Entries of other processes are taken in.
+2. Behind the last entry may stand a torn tail, bytes of a writer that died: it is cut off (`_mend_end`). Damage is
+   refused instead (format/tail.py tells them apart). A zip directory that is lost is written again.
+3. The payload is written, and then the header: from now on every reader that looks sees the entry.
+4. The entry is taken in, and synced if `sync=` says so.
+
+Opening for appending mends the end too (`_recover`). If the file was written before this machine last started, power
+may have been lost, and so all payloads that were not synced are read. Bytes behind a loss are copied to a file beside,
+cut off, and their sound records appended again (recovery.py).
+
+With every `sync=`, a crash of the process loses nothing that was published, and the file holds no other bytes than were
+written. After a power cut:
 
     sync=        an unsealed archive                              once `seal` returned
     "never"      any part may be missing, and is noticed          the same
@@ -10,9 +22,12 @@ holds no other bytes than were written. After a power cut:
     "chunk"      everything that was published                    everything
 
 With a number of seconds, the first publication that many seconds after the last sync is synced, and so is the
-archive when it is closed.
+archive when it is closed. tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of
+this table.
 
-tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
+What must never happen: that a header is in the file before its payload; that an entry is changed once it is published;
+that a sound sample is cut off and not appended again; that an appender goes on after a sync that failed, since the
+kernel may have dropped bytes that it could not write.
 """
 
 from __future__ import annotations
@@ -51,7 +66,11 @@ def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = l
 
 
 class Claims:
-    """Locks on bytes far behind a file's data: one for the samples that a process computes; the kernel frees it."""
+    """Claims of an archive: locks that tell which process computes which samples (format/entries.py has all locks).
+
+    Claim k is of `claim_size` consecutive samples. The process that has it publishes them before it frees it, so the
+    next holder looks at the archive first and finds the samples that are left.
+    """
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -88,7 +107,7 @@ class Claims:
         return most
 
     def wait(self, number: int) -> None:
-        """Take a claim, waiting until its holder publishes or dies."""
+        """Take a claim; waits until the process that has it frees it or ends."""
         self._file.lock(format.LOCK_CLAIM + number)
 
     def release(self, number: int, count: int = 1) -> None:
@@ -98,9 +117,6 @@ class Claims:
 
 class Appender:
     """Archive in a file, open for appending by this process; any number of others may have it open too.
-
-    Each publication takes the append lock, cuts the torn tail of a writer that died, and first takes in the entries of
-    others. Nothing that was published is written again.
 
     Attributes:
         path, head: of the archive. chain: its entries, as far as this process has seen them.
@@ -198,7 +214,10 @@ class Appender:
             aside.end(self.file)
 
     def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
-        """Append the sound records of chunks that lost something, a note that names these, other chunks and notes."""
+        """Append the sound records of chunks that lost something, then a note that names these chunks as lost.
+
+        others, notes: chunks and notes that stood behind a lost header, and were cut off with it.
+        """
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):
             whole = [
@@ -230,7 +249,7 @@ class Appender:
             )
 
     def _refuse_later_tables(self) -> None:
-        """Raise LaterReleaseError if a table that a seal reads has what only a later release knows."""
+        """Raise LaterReleaseError if a chunk behind the last root has a table that only a later release knows."""
         for header in self.chain.behind:
             with suppress(CorruptArchiveError):  # a power cut may have taken it
                 _ = self.table(header).labels
@@ -362,8 +381,8 @@ class Appender:
     def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
-        known: types of the columns so far; None if there are none.
-        Raises: LabelError, there are none, or an integer that was published may be rounded as floats join its column.
+        known: types of the columns so far; None if no chunk is there.
+        Raises: LabelError, no type holds both; or floats come to a column with integers that a float would round.
         Cost: reads a column, if its type changes from integers to floats.
         """
         if known is None or known == labels.schema:
@@ -403,7 +422,7 @@ class Appender:
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
-        """Cut off unpublished bytes if the disk is full in the block."""
+        """Cut off the unpublished bytes of the block if it raises StorageError, as on a full disk."""
         end = self.chain.end
         try:
             yield

@@ -151,7 +151,10 @@ class CacheWriter:
         self._add(self._appender.chain.end_index + len(self._builder), sample)
 
     def _append_again(self, sample: object) -> None:
-        """Store a sample at an index from which on a power cut took some."""
+        """Store the next sample again, in an archive that lost records to a power cut.
+
+        A user who goes on at `next_index` gives all samples from the first lost one on.
+        """
         assert self._again is not None
         self.write(self._again, sample)
         self._again += 1
@@ -237,7 +240,7 @@ class CacheWriter:
             self._stage.finish()
 
     def abort(self) -> None:
-        """Store the appended samples and close the archive without sealing it; idempotent."""
+        """Store the appended samples and close the archive without a seal; a second call does nothing."""
         self._finish(self.flush)
 
     def _finish(self, last: Callable[[], None]) -> bool:

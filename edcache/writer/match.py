@@ -42,7 +42,11 @@ def tells_source(fingerprint: Mapping[str, Any] | None) -> bool:
 
 
 def check_origin(path: str, archive: Head, recipe: Recipe | None) -> Difference | None:
-    """Compare an archive with a source; None if either tells nothing. Raises: StaleCacheError, it is another one."""
+    """Compare what made an archive with the recipe of a source.
+
+    Returns: the difference, in which no setting differs; None if one of the two says nothing of its source.
+    Raises: StaleCacheError, a setting differs: the archive is of another source, and the message lists each.
+    """
     if recipe is None or not tells_source(archive.fingerprint):
         return None
     found = identity.compare(archive.fingerprint, recipe)

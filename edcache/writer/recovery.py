@@ -54,9 +54,11 @@ def check_compression(head: Head, where: str) -> None:
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
-    """Delete the file of a first fill that failed before its first sample, if its head is to go.
+    """Delete the archive of a first fill that failed before its first sample, if no process writes it.
 
-    It is not cut: a process that has it open finds that it lost its name.
+    It is deleted, not emptied: a process that has it open sees that its file has no name any more.
+
+    begins_anew: called with its head; True lets it go.
     """
     with suppress(ArchiveNotFoundError):
         with closing(File.open(path, "r")) as file:
@@ -101,12 +103,13 @@ def never_created(path: str) -> bool:
 
 
 def lacks_head(file: File, head: Head | None = None) -> bool:
-    """True if the file holds at most a head that its creator did not live to finish.
+    """True if a file has no whole head, and may be begun again: its creator died before it had written one.
 
-    Killed, it left the head's first bytes. After a power cut any of them may read as zero.
+    A kill leaves the first bytes of a head; after a power cut any of these may be zeros. Other bytes are a file of
+    somebody else, which is not touched.
 
     Args:
-        head: to be written there: more zeros than it has bytes are somebody else's file.
+        head: the one that would be written: a file of zeros that is longer is somebody else's too.
     """
     size = file.size()
     if size > format.MAX_HEAD_NBYTES:
@@ -180,10 +183,11 @@ class Aside:
 
     @classmethod
     def begin(cls, archive: File, chain: Chain, is_needed: bool) -> Aside | None:
-        """Copy the bytes behind the end of a chain, or take the copy of an earlier recovery.
+        """Copy the bytes behind the end of a chain before they are cut off, or take the copy of an earlier recovery.
 
-        Returns: None if no sample stands among them and it is not needed otherwise; an earlier file is deleted then, as
-            it is of another archive, or the archive has not changed since it was begun.
+        is_needed: True copies them though no sample stands among them.
+        Returns: None if nothing is copied. A file that is there without a whole head is then deleted: it is of another
+            archive, or of a recovery that died before it changed this one.
         """
         path, uuid = archive.absolute + storage.RECOVERY, chain.head.uuid
         is_there, is_needed = storage.exists(path), is_needed or _has_samples(archive, chain)
@@ -213,10 +217,10 @@ class Aside:
         self._file.close()
 
     def end(self, archive: File) -> None:
-        """Delete the file; keep it under another name, with a warning, if a seal is lost that may know more samples.
+        """Delete the file, since the archive has its samples again. The archive is synced before, with every `sync=`.
 
-        What it had is on the disk before, with every `sync=`. It must not come back after another power cut: what it
-        has would be appended again, behind samples that are newer.
+        If a seal was cut off too, the file may have records that only that seal names. Then it gets another name, with
+        a warning. It never keeps its name: after another power cut its samples would be appended behind newer ones.
         """
         archive.sync()
         self._file.close()

@@ -122,14 +122,15 @@ def _stage_of(appender: Appender, todo: Keyed) -> str:
 
 
 def _stages_of(appender: Appender) -> str:
-    """Return how the names of the stages of an archive begin: one that is built anew has others."""
+    """Return the prefix of an archive's stages. It has the uuid, so an archive that is built anew ignores old ones."""
     return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
 
 
 def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -> _Lacking | None:
-    """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
+    """Seal an archive in the order of the source, if it and its stages have all samples; else return the lacking ones.
 
-    tried: a stage that was filled: what it lacks failed, and is absent. seals: False only looks.
+    tried: a stage that this process has filled; samples that it lacks have failed, and are not computed again.
+    seals: False only looks: the result tells what the archive lacks, and nothing is written.
     """
     with ExitStack() as stack:
         appender = stack.enter_context(closing(job.open(any_length=True)))
@@ -159,7 +160,8 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -
             if tried is not None and is_tried:
                 lost = tried.samples[places[tried.samples] < 0]
                 places[lost] = start + np.flatnonzero(np.isin(tried.samples, lost))
-            # Otherwise it is of a source that has changed since, or a killed process has appended it.
+            # A stage without a needed sample is passed over: its source has changed since, or a killed process has
+            # appended its samples.
             if np.count_nonzero(places < 0) < missing:
                 takeovers.append(one)
                 start += one.contents.length
@@ -203,14 +205,17 @@ def _stages_at(path: str) -> list[str]:
 
 
 def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
-    """Return the fingerprint for the order of a source; if it tells only keys, the archive's own stays beside them."""
+    """Return the fingerprint to seal with. A source that gives keys only leaves the settings that the archive has."""
     if not tells_source(job.head.fingerprint):
         return {**(origin.fingerprint or {}), **(job.head.fingerprint or {})}
     return job.made_by(origin.fingerprint)
 
 
 def _found(texts: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:
-    """Fill in the places of samples that an archive has; its first one counts from `start`."""
+    """Fill the places that are -1 with the places of equal samples of an archive, whose first one has place `start`.
+
+    texts: of key and version of each sample. places: int64 [n], changed and returned.
+    """
     names = contents.schema.names
     if KEY_COLUMN not in names or not contents.length:
         return places
@@ -225,7 +230,7 @@ def _found(texts: pa.Array, contents: Contents, start: int, places: Ints) -> Int
 
 
 class _Takeover:
-    """Stage whose samples an archive is to take over. start: of its samples there."""
+    """Stage whose samples an archive takes over. start: number in the archive that its first sample gets."""
 
     def __init__(self, path: str, start: int) -> None:
         self.path, self.start = path, start
@@ -242,7 +247,7 @@ class _Takeover:
         return format.read_table(self._file.pread, header, self.path)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield its chunks, with samples as the archive numbers them."""
+        """Yield the chunks of the stage, with the numbers that its samples get in the archive."""
         for header in self.chain.chunks:
             table = self._table(header)
             start = format.records_offset(header)
@@ -253,7 +258,7 @@ class _Takeover:
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures of its samples, as the archive numbers them."""
+        """Failures in the stage, with the numbers that its samples get in the archive."""
         known = self.chain.failures.items()
         return [replace(one, index=index + self.start) for index, (_, one) in known]
 

@@ -1,8 +1,27 @@
 """Seal an archive: index, label columns, keys, root and zip directory, published as one group.
 
-Payloads are written first and synced, then the headers, from last to first, and synced, then the end record. So a
-killed process leaves what there was before, or all of the new state; the next writer completes the end. Samples that
-come with a new order of the archive are parts of the same group: no reader sees them beside the old order.
+Steps, and what a process finds that opens the file after a kill behind each:
+
+    1  payloads, and the zip directory without its end record    the old state; the next writer cuts the rest off
+    2  sync
+    3  headers, from the last to the first                       the old state, until the first header is there;
+                                                                 then the new one, as the root says
+    4  sync
+    5  end record, and sync                                      the new state, which opens by the end of the file
+
+Between 3 and 5 readers walk the chain, and the next writer completes the end (`Appender._mend_end`). With
+sync="never" the syncs do nothing, and the root says so.
+
+The group has all or nothing: samples that come with a new order of the archive are *parts* of it, so no reader sees
+them beside the old order. A seal after growth is a whole new group behind the old one: the bytes of the old index, root
+and directory stay, since readers have them mapped. A change of labels of a sealed archive is a group too, with columns
+and a root that names the old index.
+
+Rows are merged window by window, and labels column by column (format/contents.py); an order, and keys, need all of
+them in memory.
+
+What must never happen: where it syncs, that the end record is on the disk before the headers, or a header before the
+payloads of its group; that the index of a root names a record that no chunk or part before it has.
 """
 
 from __future__ import annotations
@@ -35,12 +54,14 @@ class LabelChange:
 
 
 class Order(NamedTuple):
-    """Order of the samples of an archive, which may leave some out and have some twice.
+    """New order for a seal; no record moves.
 
-    samples: int64 [n], the sample of the chain that each one is, or -1 for none; records stay where they are.
-    fingerprint: of the source whose order it is; None for the one that the archive was begun for, at its first seal.
-    parts: chunks of samples that the archive gets with it. failures: of samples of the chain and of the parts, which
-    then have no record.
+    samples: int64 [n]. samples[i] is the stored sample that becomes sample i, -1 for a gap. A stored sample may appear
+        twice, or not at all.
+    fingerprint: of the source that has this order; None at the first seal, for the source that the archive was begun
+        for.
+    parts: chunks of new samples, numbered behind the stored ones; the group of the seal has them.
+    failures: of stored samples and of new ones, which have no record.
     """
 
     samples: Ints
@@ -232,7 +253,7 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
 
 
 def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
-    """Mark the samples of an order that the chain has; one that failed may lie behind all of them."""
+    """Mark the samples of an order that have a number in the chain: no gap, and none that failed behind all others."""
     return (samples >= 0) & (samples < length)
 
 
@@ -272,7 +293,7 @@ class _Keys:
         self._rows = 0
 
     def noting(self, arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
-        """Pass arrays on."""
+        """Pass arrays of keys on, and note their hashes."""
         for array in arrays:
             there = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
             hashes = np.zeros((len(there), 2), np.uint64)
@@ -286,7 +307,7 @@ class _Keys:
             yield array
 
     def write(self, group: EntryGroup) -> KeysPlace:
-        """Write the table."""
+        """Write the table of the keys as an entry of a group; return its place."""
         none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
         table, crc, count = format.pack_keys(
             np.concatenate([none[0], *self._hashes]), np.concatenate([none[1], *self._samples])
@@ -299,7 +320,10 @@ class _Keys:
 def _changed(
     appender: Appender, change: LabelChange, name: str, contents: Contents, root: Root
 ) -> pa.ChunkedArray:
-    """Join a whole column: the given values, and the archive's elsewhere."""
+    """Return a label column as it is to be: the given values, and for other samples the ones of the archive.
+
+    Raises: LabelError, it has not one value a sample, or its type does not go with the archive's.
+    """
     given, length = change.labels.column(name), contents.length
     if change.index is None and len(given) != length:
         raise LabelError(

@@ -287,7 +287,10 @@ def _other(session: Session, stored: _Record, again: Recomputed, is_asked: bool)
 
 
 def _as_a_fill_does(job: Job, index: int, least: int, stored: _Record | None = None) -> Recomputed | None:
-    """Compute a sample again; None if the process that computes it ends. Raises: as the source."""
+    """Compute a sample again where a fill would: in a task of the executor, a worker, or this process.
+
+    Returns: None if that process ends. Raises: as the source.
+    """
     options = job.options
     if options.executor is not None:
         task = options.executor.submit(compute_again, job, index, least, stored)

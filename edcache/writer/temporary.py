@@ -28,7 +28,7 @@ KEPT: Final = "what was there before stays as it was"
 
 
 def name_for(target: str) -> str:
-    """Return the path of the file that stands for another until it is whole."""
+    """Return the path of the file that is written beside `target`, and gets that name when it is whole."""
     return target + SUFFIX
 
 
@@ -38,9 +38,9 @@ def is_temporary(path: str) -> bool:
 
 
 def start(target: str, wait: float | None = None) -> File:
-    """Make and lock the file that is to get a name; hold the result until it has it.
+    """Make and lock the file that is to get the name `target`; keep the result open until it has that name.
 
-    A leftover of a process that was killed is deleted, not cut: somebody may have it mapped.
+    A leftover of a process that was killed is deleted, not emptied: another process may have it mapped.
 
     Args:
         wait: seconds after which it is tried again while another process is at it; None raises
@@ -71,7 +71,7 @@ def start(target: str, wait: float | None = None) -> File:
 
 @contextmanager
 def replacing(target: str, wait: float | None = None) -> Iterator[File]:
-    """Do as `start`, for a block that gives the file its name; after an exception it is deleted, unless it has that."""
+    """Do as `start`, for a block that gives the file its name. If the block raises before, the file is deleted."""
     session = start(target, wait)
     try:
         yield session

@@ -95,13 +95,10 @@ def plain_archive(tmp_path_factory):
     st.booleans(),
     st.integers(1, 4),
     st.integers(1, 4),
-    st.booleans(),
     st.sampled_from([None, "cpu"]),
 )
-def test_unshuffled_it_gives_the_batches_of_a_data_loader(ds, size, drop, threads, prefetch, reuse, device):
-    loader = ds.loader(
-        size, drop_last=drop, num_threads=threads, prefetch=prefetch, reuse=reuse, device=device
-    )
+def test_unshuffled_it_gives_the_batches_of_a_data_loader(ds, size, drop, threads, prefetch, device):
+    loader = ds.loader(size, drop_last=drop, num_threads=threads, prefetch=prefetch, device=device)
     torchs = list(DataLoader(ds, size, drop_last=drop))
     assert len(loader) == len(torchs)
     count = 0
@@ -411,18 +408,49 @@ def test_what_a_batch_transform_raises_amid_several_comes_at_its_batch(plain_arc
         assert len({tuple(call) for call in calls}) == len(calls), "a batch was transformed twice"
 
 
-def test_memory_is_used_again(ds):
-    loader = ds.loader(2)
-    places = [batch["image"].data_ptr() for _ in range(20) for batch in loader]
-    assert len(set(places)) < len(places) / 5
-
-
-def test_without_reuse_all_batches_of_an_epoch_stay(ds):
-    batches = list(ds.loader(3, shuffle=True, seed=5, reuse=False, num_threads=4))
+def test_all_batches_of_an_epoch_stay(ds):
+    batches = list(ds.loader(3, shuffle=True, seed=5, num_threads=4))
     assert sorted(labels(batches)) == list(range(COUNT))
     for batch in batches:
         assert same(batch, expected(batch["label"].tolist()))
     assert len({batch["image"].data_ptr() for batch in batches}) == len(batches)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """Samples of which a batch of five has 5 MB: memory that edcache keeps itself."""
+    path = tmp_path_factory.mktemp("large") / "a.zip"
+    write(path, ({"x": torch.full((1 << 20,), k, dtype=torch.uint8), "k": k} for k in range(40)))
+    return CachedDataset.from_cache(path)
+
+
+def test_large_memory_is_used_again(large):
+    places = [batch["x"].data_ptr() for _ in range(5) for batch in large.loader(5)]
+    assert len(set(places)) < len(places) / 3
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 7))
+def test_what_is_held_of_a_batch_is_never_overwritten(ds, large, data, threads, prefetch, size):
+    # Tensors, rows, views and arrays over them, held across epochs and let go in any order.
+    parts = (
+        lambda x: x,
+        lambda x: x[-1],
+        lambda x: x.flatten(1)[:, 1:],
+        lambda x: x.numpy(),
+        lambda x: x[0].numpy(),
+    )
+    held = []
+    for dataset, name, label in ((large, "x", "k"), (ds, "image", "label")):
+        loader = dataset.loader(size, shuffle=True, num_threads=threads, prefetch=prefetch)
+        for _ in range(2):
+            for batch in loader:
+                part = data.draw(st.sampled_from(parts))
+                samples = dataset.batch([int(k) for k in batch[label]])
+                held.append((part(batch[name]), part(samples[name])))
+                if data.draw(st.booleans()):
+                    held.pop(data.draw(st.integers(0, len(held) - 1)))
+    assert all(np.array_equal(one, other) for one, other in held)
 
 
 def test_a_batch_outlives_its_loader(ds):

@@ -77,7 +77,7 @@ def test_a_batch_is_what_its_samples_are(paths, data):
 
 
 def test_batches_of_all_archives_are_read_at_once(ds, shares):
-    for batch in (*DataLoader(ds, 30, shuffle=True), *ds.loader(30, shuffle=True, reuse=False)):
+    for batch in (*DataLoader(ds, 30, shuffle=True), *ds.loader(30, shuffle=True)):
         assert same(batch, default_collate([sample(int(k)) for k in batch["label"]]))
     assert shares == []
 

@@ -23,6 +23,7 @@ import warnings
 import zoneinfo
 from collections.abc import Callable, Iterator
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -209,9 +210,64 @@ def changed() -> Any:
 
 def traced(seed: int) -> Any:
     torch.manual_seed(seed)
+    return traced_of(torch.nn.Linear(2, 2).eval())
+
+
+def traced_of(function: Callable[[Any], Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+        return torch.jit.trace(function, torch.zeros(1, 2))
+
+
+def frozen(seed: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.freeze(traced(seed))
+
+
+class Scale(torch.nn.Module):
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+class Constant:
+    """A descriptor."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __get__(self, owner: Any, kind: Any = None) -> int:
+        return self.value
+
+
+def dispatched(by: int) -> Any:
+    @functools.singledispatch
+    def function(x: Any) -> Any:
+        return x
+
+    @function.register
+    def _(x: int) -> int:
+        return x * by
+
+    return function
+
+
+def of_metaclass(value: int) -> Any:
+    return type("M", (type,), {"x": value})("O", (), {})()
+
+
+def partial_method(value: int) -> Any:
+    class Partial:
+        def f(self, a: int) -> int:
+            return a
+
+        g = functools.partialmethod(f, value)
+
+    return Partial()
 
 
 def hooked() -> torch.nn.Module:
@@ -396,6 +452,25 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
         (torch.manual_seed(1), torch.nn.Linear(2, 2))[1],
     ),
     ("traced", Later(lambda: traced(0)), Later(lambda: traced(1))),
+    ("frozen trace", Later(lambda: frozen(0)), Later(lambda: frozen(1))),
+    (
+        "traced function",
+        Later(lambda: traced_of(lambda x: x * 2)),
+        Later(lambda: traced_of(lambda x: x * 3)),
+    ),
+    (
+        "graph",
+        Later(lambda: torch.fx.symbolic_trace(Scale(2))),
+        Later(lambda: torch.fx.symbolic_trace(Scale(3))),
+    ),
+    ("parameter's gradient", torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2), False)),
+    ("constant of a metaclass", Later(lambda: of_metaclass(1)), Later(lambda: of_metaclass(2))),
+    ("class made by a call", type("O", (), {"x": 1})(), type("O", (), {"x": 2})()),
+    ("descriptor", type("O", (), {"x": Constant(1)})(), type("O", (), {"x": Constant(2)})()),
+    ("descriptor alone", Constant(1), Constant(2)),
+    ("partial method", Later(lambda: partial_method(1)), Later(lambda: partial_method(2))),
+    ("dispatched", dispatched(1), dispatched(2)),
+    ("element", ElementTree.fromstring("<a b='1'/>"), ElementTree.fromstring("<a b='2'/>")),
     ("dropout", torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
     ("train", torch.nn.Dropout(0.1), torch.nn.Dropout(0.1).eval()),
     ("size", torch.Size([1]), (1,)),

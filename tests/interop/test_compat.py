@@ -10,14 +10,15 @@ import object_servers
 import pytest
 import torch
 from likeness import same
-from old_caches import edflow_samples, with_index
+from old_caches import edflow_samples, edflow_zip, with_index
 from torch.utils.data import ConcatDataset, TensorDataset
 
 import edcache
-from edcache import View
+from edcache import View, import_cache
 from edcache.compat import edflow, torch_xla
 from edcache.errors import (
     ArchiveNotFoundError,
+    CorruptArchiveError,
     OptionError,
     PartialArchiveWarning,
     StaleCacheError,
@@ -190,6 +191,24 @@ def test_a_path_has_the_cache_of_a_dataset(tmp_path):
         edflow.PathCachedDataset([{}] * 11, path)
 
 
+def test_an_old_zip_at_the_place_of_the_archive_names_the_import(tmp_path):
+    (tmp_path / "cached").mkdir()
+    edflow_zip(tmp_path / "cached" / "toy.zip", edflow_samples(3), ["label"])
+    with pytest.raises(
+        CorruptArchiveError, match=r'"edcache import .*toy.zip -o NEW --from edflow" reads it'
+    ):
+        edflow.CachedDataset.from_cache(str(tmp_path), "toy")
+
+
+def test_a_cache_of_a_killed_run_is_finished_by_the_call_with_the_dataset(tmp_path):
+    old, path, source = tmp_path / "old.zip", tmp_path / "new.zip", Source(tmp_path)
+    edflow_zip(old, [source[k] for k in range(7)], ["label"], labels=0, skip=(3,))
+    import_cache(old, path, "edflow", in_memory_keys=["label"], progress=False)
+    ds = edflow.PathCachedDataset(source, path, progress=False)
+    assert ds.complete
+    assert ds.labels["label"].tolist() == [source[k]["label"] for k in range(11)]
+
+
 def test_a_dataset_of_edflow_has_a_root_and_a_name():
     with pytest.raises(OptionError, match="the source has no attributes `root` and `name`"):
         edflow.CachedDataset([{}])
@@ -210,6 +229,18 @@ def test_sums_and_multiples_keep_labels_and_what_is_not_there_is_not_silent(tmp_
 
 
 # ----------------------------------------------------------------------------------------- torch_xla
+
+
+@pytest.mark.parametrize("source", [None, [1, 2]], ids=["none", "a dataset"])
+def test_an_old_folder_of_torch_xla_is_not_computed_again_in_silence(tmp_path, source):
+    (tmp_path / "old").mkdir()
+    torch.save(1, tmp_path / "old" / "0.pt")
+    (tmp_path / "old" / "METADATA").write_text('{"count": 1, "compress": true, "max_files_per_folder": 1000}')
+    with pytest.raises(OptionError, match="import it with .*old.zip --from torch_xla") as caught:
+        torch_xla.CachedDataset(source, tmp_path / "old")
+    assert caught.value.option == "path"
+    import_cache(tmp_path / "old", tmp_path / "old.zip", "torch_xla", progress=False)
+    assert torch_xla.CachedDataset(None, tmp_path / "old")[0] == 1
 
 
 def test_torch_xla_computes_what_is_asked_for(tmp_path):

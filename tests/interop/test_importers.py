@@ -120,7 +120,7 @@ def test_gaps_keep_their_indices_and_are_named(old, path):
     source = opened(old)
     assert source.notes == [
         "4 of 30 samples are not in it: 3-5, 20",
-        "it has no labels.p, as an interrupted run leaves none; label columns were not made",
+        "it has no labels.p, as an interrupted run leaves none; label columns are made by in_memory_keys=, or --key",
     ]
     assert source.missing.tolist() == [3, 4, 5, 20]
     with pytest.raises(MissingSampleError, match=r"toy\.zip: no sample 4; this edflow cache has none$"):

@@ -7,7 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
+
 import edcache
+from edcache.cli import main
 
 FILE = Path(__file__).with_name("surface.txt")
 
@@ -23,14 +26,23 @@ _WIDTH = 110
 
 
 def surface() -> str:
-    """The public names, with the members of classes and the parameters of what is called."""
-    lines = []
+    """The public names, with the members of classes, the parameters of what is called, and the flags of commands."""
+    lines = [_command(name, command) for name, command in main.commands.items()]
     for where in RETURNED:
         module, _, name = where.rpartition(".")
         lines += _class(name, getattr(import_module(module), name))
     for name in sorted({*edcache.__all__} - {"__version__", "View"}):
         lines += _lines(name, getattr(edcache, name))
     return "".join(f"{line}\n" for line in sorted(lines))
+
+
+def _command(name: str, command: click.Command) -> str:
+    arguments = [
+        one.metavar or (one.name or "").upper() for one in command.params if isinstance(one, click.Argument)
+    ]
+    options = (one for one in command.params if isinstance(one, click.Option))
+    flags = sorted(" ".join([*one.opts, *one.secondary_opts]) for one in options)
+    return "\n    ".join([f"$ edcache {' '.join([name, *arguments])}", *flags])
 
 
 def _lines(name: str, value: Any) -> Iterator[str]:

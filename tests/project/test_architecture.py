@@ -15,6 +15,14 @@ def test_what_it_names_is_there(path):
     assert (ROOT / path).exists() or (ROOT / "edcache" / path).exists()
 
 
+def test_a_picture_names_files_that_are_there():
+    pictures = re.findall(r"^```text\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    assert len(pictures) == 2
+    named = {*re.findall(r"\b[a-z_]+/[a-z_/]+\.py\b", "".join(pictures))}
+    assert len(named) > 4
+    assert [path for path in named if not (ROOT / "edcache" / path).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("path", "name"), sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", TEXT))), ids=lambda x: x
 )

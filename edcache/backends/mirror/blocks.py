@@ -1,7 +1,18 @@
-"""The blocks of a copy: a map of those that are here, and fetching those that are not.
+"""Blocks of a copy: a map of the ones that are here, and fetching of the others.
 
-A block is fetched by the process that has its claim, a lock that the kernel frees with its holder. Another
-process that needs it meanwhile waits for that lock.
+A block that a read needs is, in turn:
+
+1. looked up in the map, a byte for each block, which all processes of this machine share;
+2. claimed, by a lock on its byte of the side file, which the kernel frees with its holder. Another process that needs
+   it waits for that lock, and looks again; a look-ahead passes on;
+3. given room, if the copies of the folder have a limit: others are evicted, or it is read from far and not kept;
+4. fetched, written, and then marked in the map.
+
+A process that is killed between writing and marking has fetched for nothing. A power cut may leave a mark without its
+bytes; the crc32s of the archive show that, before a copy counts as whole (`complete`) and at each read.
+
+What must never happen: that a block is marked before its bytes are written; that blocks of two states of the origin
+stand in one copy, so its identity is compared after every read of it.
 """
 
 from __future__ import annotations
@@ -213,9 +224,9 @@ class BlockFetcher(Prefetch):
             return False
 
     def obtain(self, blocks: Ints, *, waits: bool = True) -> bool:
-        """Fetch those of sorted blocks that are missing; False if there is no room for some.
+        """Fetch the missing ones of sorted blocks; False if there is no room for some.
 
-        waits: for blocks that others fetch.
+        waits: True waits for blocks that other processes fetch now; False leaves them out.
         """
         kept = True
         for first in range(0, len(blocks), _AT_ONCE):
@@ -312,7 +323,7 @@ class BlockFetcher(Prefetch):
 
 
 def _claimed(side: File, blocks: Ints) -> Ints:
-    """Claim those of sorted blocks that no other process or thread has claimed."""
+    """Lock the blocks that no other process or thread has locked, and return them; all are sorted."""
     mine: list[int] = []
     for low, high in runs(blocks):
         if side.try_lock(CLAIMS + low, high - low):

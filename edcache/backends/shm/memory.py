@@ -141,7 +141,7 @@ def _copied(where: Location, source: ByteSource, path: str) -> MemoryCopy:
 
 
 def _check_room(source: ByteSource) -> None:
-    format.read_head(source.pread, source.path)  # not gigabytes of what is no archive
+    format.read_head(source.pread, source.path)  # raises if it is no archive, before gigabytes are copied
     status = os.statvfs(storage.memory_folder())
     nbytes, free = source.size(), status.f_bavail * status.f_frsize
     if nbytes > free:
