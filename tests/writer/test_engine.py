@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from functools import partial
+from itertools import takewhile
 from random import Random
 
 import pytest
@@ -22,7 +23,7 @@ class AnyOrder(BatchEngine):
 
     def __init__(self, depth, random, bad=()):
         self.depth, self._random, self._bad = depth, random, bad
-        self.submitted, self.stored, self.running, self.closed = [], [], 0, 0
+        self.submitted, self.due, self.stored, self.running, self.closed = [], [], [], 0, 0
 
     def submit(self, indices):
         self.running += 1
@@ -34,6 +35,7 @@ class AnyOrder(BatchEngine):
         chosen = [pending for pending in [*running] if self._random.random() < 0.4]
         for pending in chosen:
             running.remove(pending)
+            self.due += takewhile(lambda index: index not in self._bad, pending.result.args[0])
         self.running -= len(chosen)
         return chosen
 
@@ -84,6 +86,7 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
     assert len({*engine.submitted}) == len(engine.submitted)
     found = CachedDataset.from_cache(path, allow_partial=True)
     # What came back before the error, and beside it, is in the archive.
+    assert engine.stored == engine.due
     kept = [index for index in range(length) if index in engine.stored]
     assert {*range(length)} - {*found.missing.tolist()} == {*kept}
     assert [found[index] for index in kept] == [{"index": index} for index in kept]
