@@ -83,9 +83,9 @@ class Presence:
         chain = self._appender.chain
         if chain.cursor.number == self._entries:
             return 0
-        self._entries = chain.cursor.number
+        known, self._entries = self._entries, chain.cursor.number
         for index, (entry, failure) in chain.failures.items():
-            if index < len(self.state) and self.state[index] != PRESENT:
+            if entry >= known and index < len(self.state) and self.state[index] != PRESENT:
                 self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED
         indices = self._appender.indices_of(chain.chunks[self._chunks :])
         self._chunks = len(chain.chunks)
