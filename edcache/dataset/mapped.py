@@ -385,7 +385,7 @@ class DeviceEngine(BatchEngine):
     def __init__(
         self, source: MappedBatches, here: Here, device: torch.device, readers: int, progress: base.Show
     ) -> None:
-        self._source, self.here = source, here
+        self._source, self._here, self.watch = source, here, here.watch
         self._device, self._readers, self._progress = device, readers, progress
         # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
         self._most_launched = 2 if device.type == "cuda" else 1
@@ -403,24 +403,24 @@ class DeviceEngine(BatchEngine):
 
     def submit(self, indices: list[int]) -> Pending:
         """Let a batch be read; one that has ended a process is neither read nor computed here."""
-        if self.here.is_suspect(indices):
-            return self.here.submit(indices)
+        if self._here.is_suspect(indices):
+            return self._here.submit(indices)
         self._waiting.append(indices)
-        self._asked.append(self.here.rows(indices))
+        self._asked.append(self._here.rows(indices))
         return Pending(partial(self._result, indices))
 
     def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
         """Launch the next batches, and wait for the first, `indices`."""
         while self._waiting and len(self._launched) < self._most_launched:
             self._launched.append(self._launch(self._waiting.popleft()))
-        self.here.watch.begin(indices[0], len(indices))
+        self.watch.begin(indices[0], len(indices))
         try:
             results = [(bucket, arrive()) for bucket, arrive in self._launched.popleft()]
-            made = counted(self._source.joined(self.here.rows(indices), results), len(indices))
+            made = counted(self._source.joined(self._here.rows(indices), results), len(indices))
         except Exception:  # noqa: BLE001 - computed here, the batch raises it again; a device raises later, too
-            return self.here.compute(indices)
+            return self._here.compute(indices)
         finally:
-            self.here.watch.made()
+            self.watch.made()
         return [(indices, made)]
 
     def _launch(self, indices: list[int]) -> list[tuple[Bucket, Arrive]]:
@@ -428,7 +428,7 @@ class DeviceEngine(BatchEngine):
         if self._lost:
             self._lost -= 1
             return []
-        self.here.watch.begin(indices[0], len(indices))
+        self.watch.begin(indices[0], len(indices))
         try:
             buckets = self._next()
         except RuntimeError as error:  # a reader was killed

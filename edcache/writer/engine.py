@@ -77,9 +77,10 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
 
     depth: most batches to submit before the result of the first one is asked for.
     gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
-    encodes: True if results are chunks.
+    encodes: True if results are chunks. watch: told what this process computes.
     """
 
+    watch = Watch()
     depth = 1
     gives_batches = takes_any = encodes = False
 
@@ -97,7 +98,7 @@ class Here(BatchEngine):
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
         own_positions()
-        self._job, self.watch = job, watch or Watch()
+        self._job, self.watch = job, watch or self.watch
         self._ask, self.takes_any = batches_of(job.source)
         self.gives_batches = self._ask is not None and not self.takes_any
 
@@ -161,7 +162,7 @@ class Here(BatchEngine):
                 del made  # no memory of it beside the next one
 
 
-def engine_of(job: Job, watch: Watch, slot: int = 0) -> BatchEngine:
+def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngine:
     """Return the engine of one process of a fill: the source's own, if it has one, else this process.
 
     slot: of the process among its crew.

@@ -16,7 +16,7 @@ from edcache.identity import Keyed
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
-from edcache.writer.engine import BatchEngine, Watch, engine_of
+from edcache.writer.engine import BatchEngine, engine_of
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
@@ -114,11 +114,8 @@ def _fill(job: Job) -> None:
                 if workers and appender.claims.can_lock:
                     Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
                 else:
-                    watch = Watch()
-                    engine = (
-                        engine_of(job, watch) if job.options.executor is None else _cluster(job, appender)
-                    )
-                    part = Part(job, appender, presence, engine, watch, progress.advance)
+                    engine = engine_of(job) if job.options.executor is None else _cluster(job, appender)
+                    part = Part(job, appender, presence, engine, progress.advance)
                     part.run(presence.missing_claims)
             presence.update()
             if job.order is None:

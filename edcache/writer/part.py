@@ -37,7 +37,7 @@ from edcache.base import EdcacheError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.engine import BatchEngine, MadeRows, Pending, Watch
+from edcache.writer.engine import BatchEngine, MadeRows, Pending
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
@@ -132,8 +132,8 @@ class Presence:
 class Part:
     """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals.
 
-    watch: told of waiting, and that samples are added. advance: called with the number of samples that are there or
-    failed since the last call, and the bytes of their records; those of other processes count none.
+    advance: called with the number of samples that are there or failed since the last call, and the bytes of their
+    records; samples of other processes count none.
     """
 
     def __init__(
@@ -142,11 +142,10 @@ class Part:
         appender: Appender,
         presence: Presence,
         engine: BatchEngine,
-        watch: Watch,
         advance: Callable[[int, int], object] = lambda count, nbytes: None,
     ) -> None:
         self._appender, self._claims = appender, appender.claims
-        self._presence, self._engine, self._watch = presence, engine, watch
+        self._presence, self._engine, self._watch = presence, engine, engine.watch
         self._advance = advance
         self._builder = job.builder(appender, seconds=_BATCH_SECONDS if engine.gives_batches else None)
         self._claim_size = appender.head.claim_size

@@ -14,7 +14,7 @@ from edcache import CachedDataset, SourceError
 from edcache.base import FillOptions
 from edcache.labels import LabelSpec
 from edcache.writer import Job, new_head
-from edcache.writer.engine import BatchEngine, Pending, Watch
+from edcache.writer.engine import BatchEngine, Pending
 from edcache.writer.part import Part, Presence
 
 
@@ -73,7 +73,7 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
     bad = {index for index in bad if index < length}
     with closing(job.open()) as appender, closing(job.open()) as other:
         presence = Presence(appender, length)
-        part = Part(job, appender, presence, engine, Watch(), lambda count, nbytes: counted.append(count))
+        part = Part(job, appender, presence, engine, lambda count, nbytes: counted.append(count))
         if bad:
             with pytest.raises(SourceError):
                 part.run(presence.missing_claims)
@@ -111,6 +111,6 @@ def test_a_claim_is_held_until_its_samples_are_in_the_archive(tmp_path):
                 return [running.popleft()]
 
         engine = Looks(2, None)
-        Part(job, appender, presence, engine, Watch()).run(presence.missing_claims)
+        Part(job, appender, presence, engine).run(presence.missing_claims)
         assert engine.stored == [*range(12)]
         assert presence.complete
