@@ -47,12 +47,12 @@ _OF_MAP: Final = "fn", "keep"
 
 
 class Watch:
-    """Told what this process computes. Here nobody looks; a worker's parent does (writer/worker.py)."""
+    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process."""
 
     def begin(self, index: int, count: int) -> None:
         """Note that `count` samples from `index` on are computed now, or a claim is waited for (-1, 0).
 
-        Raises: an error that ends the fill, now or until `made`, if this process is asked to end.
+        Raises: an error that ends the fill, now or until `made`, if a signal ends this process.
         """
 
     def made(self) -> None:
@@ -75,7 +75,7 @@ class Pending(NamedTuple):
 class BatchEngine(AbstractContextManager["BatchEngine"]):
     """Computes batches; a context, at whose end it lets go of processes and devices.
 
-    depth: most batches to submit before the result of the first one is asked for.
+    depth: most batches to submit before the first result is taken.
     gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
     encodes: True if results are chunks. watch: told what this process computes.
     """
@@ -103,7 +103,7 @@ class Here(BatchEngine):
         self.gives_batches = self._ask is not None and not self.takes_any
 
     def submit(self, indices: list[int]) -> Pending:
-        """Note a batch; it is computed when its result is asked for."""
+        """Note a batch, which `Pending.result` computes."""
         return Pending(partial(self.compute, indices))
 
     def __exit__(self, *raised: object) -> None:

@@ -13,14 +13,14 @@ A claim is `claim_size` consecutive indices. Its states:
     of another process  comes last: nothing is locked while this one waits for it, so that two fills cannot wait for
                         each other; then it is held, with what its holder has left
 
-So any number of processes that fill one archive share the work, and none waits for a dead one. What is missing in a
-claim is looked up after it is locked, since its last holder published before it let go. The archive alone says which
-samples are there and which have failed (`Presence`), whoever computed them.
+So any number of processes that fill one archive share the work, and none waits for a dead one. The samples that a claim
+lacks are looked up after it is locked, since its last holder published before it let go. The archive alone says which
+samples are there and which have failed (`Presence`), of all processes: failures are counted there.
 
 What must never happen:
 - that a sample is stored under another index than the one that it was computed for;
 - that a process computes a sample twice which the source gave it once, but for a batch that raised;
-- that an error is lost: it ends the loop, or it is a Failure in the archive; what was added before is published;
+- that an error is lost: it ends the loop, or it is a Failure in the archive; samples that were added before are published;
 - that a claim is free while its samples are computed or not published yet.
 """
 
@@ -182,7 +182,7 @@ class Part:
                     self._release(is_all=True)
 
     def _fill(self, batches: Iterator[list[int]]) -> None:
-        """Have the engine compute the batches of held claims, add what comes back, and publish what is due."""
+        """Have the engine compute the batches of held claims, add their samples, and publish each chunk that is due."""
         running: deque[Pending] = deque()
         while True:
             while len(running) < self._engine.depth and (batch := next(batches, None)) is not None:

@@ -1,4 +1,4 @@
-"""Source of the user: how it is asked for samples, by index, many by one call, one after another; its errors.
+"""Source of the user: calls for its samples, by index, many by one call, one after another; its errors.
 
 Datasets of other libraries are converted by `interop/tables.py`, which is loaded by its name: it stands above.
 """
