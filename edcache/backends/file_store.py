@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from edcache import format, identity, storage, writer
+from edcache import base, format, identity, storage, writer
 from edcache.base import CorruptArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import ByteSource, File, absolute
@@ -36,13 +36,10 @@ class FileStore(Store):
     def open(self) -> ByteSource:
         """See the base class; what may be cleared away by others stays while it is open."""
         file = File.open(self.path, "r")
-        try:
+        with base.on_error(file.close):
             if storage.exists(file.absolute + writer.SIDE):  # a copy of an archive far away
                 file.share(writer.LOCK_USE)
                 writer.note_use(file.path)
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def found(self, options: ReadOptions = ALLOW_PARTIAL) -> Reader | None:

@@ -30,6 +30,9 @@ _CLAIM: Final = b"claimed"
 # The claim of a killed process expires after 10 s.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
+# What redis-py raises beside its own errors: sockets; options of the URL that it does not know; replies that are no
+# numbers, no text, or too deep.
+_UNFIT: Final = (OSError, TypeError, ValueError, RuntimeError)
 
 
 class _Server:
@@ -73,7 +76,7 @@ class _Server:
         failed: Exception
         try:
             return self._clients.get(self._connected).execute_command(*command)
-        except Exception as error:  # noqa: BLE001 - also TypeError for unknown options, and replies out of protocol
+        except (redis.RedisError, *_UNFIT) as error:
             failed = error
         # Not within the except block, whose error may have credentials in its text.
         text = self._url.scrubbed(str(failed))
@@ -208,15 +211,19 @@ class RedisDataset(Dataset[Any]):
 
     def _computed(self, index: int) -> bytes:
         """Compute a sample in this process, and set its value."""
-        try:
-            value = _encoded(index, self.source[index])
-        except Exception as error:
+
+        def failure(error: Exception) -> EdcacheError:
+            if isinstance(error, EdcacheError):
+                return error.within(f"{self.path}: sample {index}", self.path, index)
+            text = f"the source raised at index {index}: {type(error).__name__}: {error}"
+            return base.SourceError(f"{self.path}: {text}", path=self.path, index=index)
+
+        def give_up() -> None:
             with suppress(StorageError):  # the claim expires
                 self._server.ask("UNLINK", f"{self._stem}{index}")
-            if isinstance(error, EdcacheError):
-                raise error.within(f"{self.path}: sample {index}", self.path, index) from error
-            text = f"the source raised at index {index}: {type(error).__name__}: {error}"
-            raise base.SourceError(f"{self.path}: {text}", path=self.path, index=index) from error
+
+        with base.on_error(give_up), base.foreign_code(failure):
+            value = _encoded(index, self.source[index])
         self._set(index, value, *self._server.expiry)
         return value
 

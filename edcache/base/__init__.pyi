@@ -19,6 +19,8 @@ from .errors import StaleCacheError as StaleCacheError
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
 from .frames import warn as warn
+from .guards import foreign_code as foreign_code
+from .guards import on_error as on_error
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec

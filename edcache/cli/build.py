@@ -88,7 +88,7 @@ def _users_code(text: str) -> Iterator[None]:
     """Turn exceptions of a user's code, sys.exit() too, into an error that begins with a text."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # of any class: it is the user's
         raise OptionError(f"{text} {out.raised(error)}") from error
 
 

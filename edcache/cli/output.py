@@ -171,7 +171,7 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
         except KeyboardInterrupt:
             print_error("interrupted")
             raise click.exceptions.Exit(_INTERRUPTED) from None
-        except Exception as error:
+        except Exception as error:  # the last handler of a command, which shows no traceback
             if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
                 raise
             group, name = ctx.command, ctx.invoked_subcommand

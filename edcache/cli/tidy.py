@@ -162,7 +162,8 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
         )
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
     line = f"{out.printable(copied.path)}: {human_bytes(copied.nbytes)}, {fetched}"
-    out.print_report(as_json, copied._asdict(), [line])
+    report = {"path": copied.path, "nbytes": copied.nbytes, "fetched": copied.fetched}
+    out.print_report(as_json, report, [line])
 
 
 def _save(

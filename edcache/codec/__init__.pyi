@@ -1,3 +1,4 @@
+from .classes import namedtuple_fields as namedtuple_fields
 from .classes import register as register
 from .columns import Columns as Columns
 from .compression import compressor as compressor

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from edcache.base import CodecError, CorruptRecordError, EdcacheError
+from edcache.base import CodecError, CorruptRecordError, EdcacheError, foreign_code
 from edcache.codec import classes
 from edcache.codec.classes import EnumKey, class_name, dataclass_fields, namedtuple_fields
 from edcache.codec.leaves import Refusal, parse_class, type_name
@@ -65,12 +65,14 @@ def _disassemble_dataclass(value: Any, fields: tuple[str, ...]) -> ContainerPart
 
 
 def _disassemble_object(value: Any, form: Form) -> ContainerParts:
-    try:
+    def refusal(error: Exception) -> Refusal:
+        told = (
+            f" {error}" if isinstance(error, CodecError) else f"; its encode= raised {error!r:.200}; mend it"
+        )
+        return Refusal(f"{type_name(value)}{told}")
+
+    with foreign_code(refusal):
         tree = form.encode(value)
-    except CodecError as error:
-        raise Refusal(f"{type_name(value)} {error}") from error
-    except Exception as error:  # a user's function may raise anything
-        raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return ("object", *form.name), ["encode()"], [tree]
 
 
@@ -172,16 +174,19 @@ def _assemble_dataclass(keys: ChildKeys, name: Any) -> Assemble:
 
 
 def _assemble_object(keys: ChildKeys, name: Any) -> Assemble:
+    def damage(error: Exception) -> Exception:
+        if isinstance(error, EdcacheError):
+            return error
+        return CorruptRecordError(
+            f"{'.'.join(name)}: its decode= raised {error!r:.200} over what its record holds"
+        )
+
+    users_code = foreign_code(damage)
+
     def assemble(values: list[Any]) -> Any:
         form = classes.lookup(name, Form)
-        try:
+        with users_code:
             return form.decode(values[0])
-        except EdcacheError:
-            raise
-        except Exception as error:  # a user's function may raise anything
-            raise CorruptRecordError(
-                f"{'.'.join(name)}: its decode= raised {error!r:.200} over what its record holds"
-            ) from error
 
     return assemble
 

@@ -6,20 +6,19 @@ Numpy's own functions take shapes, offsets and flags from a pickle unchecked, so
 from __future__ import annotations
 
 import collections
-import contextlib
 import datetime as dt
 import io
 import pathlib
 import pickle
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from edcache.base import ArchiveError, CodecError
+from edcache.base import ArchiveError, CodecError, EdcacheError, foreign_code
 from edcache.codec.tensors import NAMES
 
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -39,7 +38,7 @@ def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
         CodecError: "train.zip: example_3.p needs os.system; ...". It was not called.
         ArchiveError: it is damaged.
     """
-    with _foreign_errors(place):
+    with _unpickling(place):
         return pickle.loads(data) if trust else _resolve(_Unpickler(io.BytesIO(data)).load())  # noqa: S301
 
 
@@ -50,26 +49,26 @@ def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
     """
     if not data.startswith((_LEGACY, _ZIP)):
         raise ArchiveError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
-    with _foreign_errors(place):
+    with _unpickling(place):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         return _resolve(_torch_load(data))
 
 
-@contextlib.contextmanager
-def _foreign_errors(place: str) -> Iterator[None]:
-    """Turn errors of unpickling, which may be of any class, into ours."""
-    try:
-        yield
-    except CodecError as error:
-        raise CodecError(
-            f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
-            "pickle does, which runs whatever code is in it",
-            option="trust_pickle",
-        ) from None
-    except Exception as error:
+def _unpickling(place: str) -> foreign_code:
+    """Turn errors of unpickling into ours."""
+
+    def made(error: Exception) -> EdcacheError:
+        if isinstance(error, CodecError):
+            return CodecError(
+                f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
+                "pickle does, which runs whatever code is in it",
+                option="trust_pickle",
+            )
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
-        raise ArchiveError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
+        return ArchiveError(f"{place} does not unpickle: {type(error).__name__}: {reason}")
+
+    return foreign_code(made)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -34,7 +34,7 @@ from edcache.base import (
     check_choice,
     shown,
 )
-from edcache.codec.classes import dataclass_fields
+from edcache.codec.classes import dataclass_fields, namedtuple_fields
 
 if TYPE_CHECKING:
     import torch
@@ -263,8 +263,8 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
         return list(value.items())
     if (fields := dataclass_fields(type(value))) is not None:
         return [(name, getattr(value, name)) for name in fields]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
+    if (fields := namedtuple_fields(type(value))) is not None:
+        return list(zip(fields, value, strict=True))
     return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 

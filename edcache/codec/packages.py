@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from edcache.base import CodecError, MissingDependencyError
+from edcache.base import CodecError, MissingDependencyError, foreign_code
 
 ClassName = tuple[str, str]
 
@@ -61,17 +61,17 @@ def _form(name: ClassName) -> Form:
 
 
 def _import(name: ClassName) -> Any:
-    package = name[0].partition(".")[0]
-    project = "Pillow" if package == "PIL" else package
-    try:
-        return getattr(import_module(name[0]), name[1], None)
-    except Exception as error:  # a broken installation may raise anything
+    def missing(error: Exception) -> MissingDependencyError:
+        package = name[0].partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and error.name in (package, name[0]):
-            remedy = f"; pip install {project}"
+            remedy = f"; pip install {'Pillow' if package == 'PIL' else package}"
         else:
             reason = f"{type(error).__name__}: {error!s:.200}"
             remedy = f", and {package} does not import here: {reason}; reinstall it"
-        raise MissingDependencyError(f"a record holds a {'.'.join(name)}{remedy}") from error
+        return MissingDependencyError(f"a record holds a {'.'.join(name)}{remedy}")
+
+    with foreign_code(missing):
+        return getattr(import_module(name[0]), name[1], None)
 
 
 _Functions = tuple[Callable[[Any], Any], Callable[[Any], Any]]

@@ -87,16 +87,17 @@ class Node:
     def at(self, path: Any) -> Node | None:
         """Return the node at a field path: a key, an index, "target.boxes", or a tuple of these."""
         if not isinstance(path, tuple):
-            whole = self._child(path)
+            whole = self.child(path)
             if whole is not None or not isinstance(path, str):
                 return whole
             path = tuple(path.split("."))
         node: Node | None = self
         for part in path:
-            node = None if node is None else node._child(part)
+            node = None if node is None else node.child(part)
         return node
 
-    def _child(self, part: Any) -> Node | None:
+    def child(self, part: Any) -> Node | None:
+        """Return the node of one key, index or name of a field; None without one."""
         if not self.is_container or self.kind in OPAQUE:
             return None
         places = dict(zip(self.keys, self.children, strict=True))

@@ -7,8 +7,8 @@ from .combined import zip_fields as zip_fields
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .keyed_cache import KeyedCache as KeyedCache
-from .keyed_cache import memoize as memoize
 from .mapped import map as map
 from .mapped import mapped as mapped
+from .memoize import memoize as memoize
 from .mixture import mix as mix
 from .view import View as View

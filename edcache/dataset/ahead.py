@@ -29,7 +29,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from edcache import format
-from edcache.base import Ints
+from edcache.base import EdcacheError, Ints
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.reader import Session
 from edcache.storage import Prefetch
@@ -143,13 +143,18 @@ class Ahead:
         try:
             self._let_others_begin()
             self._fetch_ahead(pool)
-        except Exception as error:  # noqa: BLE001 - the read of the sample raises it too
+        except (
+            EdcacheError,
+            RuntimeError,
+        ) as error:  # the read of the sample raises it too; or no thread starts
             logger.debug("%s: looking ahead ended: %s", self._sessions[0].path, error)
         finally:
             pool.shutdown(wait=True, cancel_futures=self._ended.is_set())
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
         position = self._reached
+        if position >= self._stop:  # all was read while others began
+            return
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
         present = sum(session.index.present for session in self._sessions)
         each = max(1, length * sum(session.nbytes for session in self._sessions) // max(1, present))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -93,14 +93,13 @@ class Building:
         archive = self._find() if keep_existing else None
         if archive is None:
             return None
-        with ExitStack() as stack:
-            stack.callback(archive.close)
+        with base.on_error(archive.close):
             is_complete = self._has_all(archive)
             if is_complete or self._is_lazy:
                 writer.check_open(self.job, archive)
-            if is_complete:
-                stack.pop_all()
-                return archive
+        if is_complete:
+            return archive
+        archive.close()
         return None
 
     def filler(self) -> writer.LazyFiller | None:

@@ -137,8 +137,7 @@ class CachedDataset(Whole[T_co]):
         """Compute the label columns of the options that a complete archive lacks, from its samples."""
         if not spec.names:
             return
-        with ExitStack() as stack:
-            stack.callback(lambda: self._reader.close())
+        with base.on_error(self._reader.close):
             # Dropped columns do not return.
             session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
@@ -147,7 +146,6 @@ class CachedDataset(Whole[T_co]):
                 from edcache.dataset import relabel
 
                 self._relabel(lambda: relabel.of_keys(self._archive, spec.only(absent)))
-            stack.pop_all()
 
     @classmethod
     @overload

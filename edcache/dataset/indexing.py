@@ -90,13 +90,7 @@ class Readable(Dataset[T_co]):
         return self._grid([k * len(self) // count for k in range(count)])
 
     def _grid(self, positions: Sequence[int]) -> display.SampleGrid:
-        samples: list[Any] = []
-        for position in positions:
-            # An error of damage or of a user's transform is shown in the place of the sample.
-            try:
-                samples.append(self[position])
-            except Exception as error:  # noqa: BLE001 - it is shown
-                samples.append(error)
+        samples = [display.tried(self.__getitem__, position) for position in positions]
         # Not by `indices`, which computes all.
         at = np.array(positions, np.int64)
         return display.SampleGrid(self._reading.indices_at(at).tolist(), samples, self.labels.take(at))

@@ -1,29 +1,22 @@
-"""`KeyedCache`: values by key, for code that has no dataset; `memoize`: a function whose results are kept so."""
+"""`KeyedCache`: values by key, for code that has no dataset."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from edcache import base, codec, format, identity, storage, writer
+from edcache import base, codec, format, identity, writer
 from edcache.base import (
-    ArchiveNotFoundError,
     CorruptRecordError,
     OptionError,
     SourceError,
-    StaleArchiveError,
     StaleCacheError,
     UnknownLabelError,
     WriteOptions,
@@ -40,10 +33,7 @@ if TYPE_CHECKING:
 
     from edcache.codec import Decoder
 
-P = ParamSpec("P")
 V = TypeVar("V")
-_VAR_POSITIONAL: Final = inspect.Parameter.VAR_POSITIONAL
-_VAR_KEYWORD: Final = inspect.Parameter.VAR_KEYWORD
 # A claim is a byte of the file that is locked; a key has one of these.
 _CLAIMS = 1 << 40
 # Held from the look for other processes until the archive is closed: of two that close at once the second seals.
@@ -73,7 +63,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
-    """Values by key, each computed once, in one archive that any number of processes of this host share.
+    """KeyedSession by key, each computed once, in one archive that any number of processes of this host share.
 
     Args:
         path: the archive. It is made if it is not there. `CachedDataset.from_cache(path)` opens it, with the keys as
@@ -102,19 +92,18 @@ class KeyedCache:
         fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
-        self._open(path, _options(keywords, "KeyedCache"), _told(fingerprint))
-
-    def _open(self, path: str | os.PathLike[str], options: WriteOptions, made_by: Recipe) -> None:
+        self._options = options_of(keywords, "KeyedCache")
+        # memoize tells a recipe of its function.
+        self._made_by = fingerprint if isinstance(fingerprint, Recipe) else _told(fingerprint)
         self.path = writer.store_at(path).path
-        self._options, self._made_by = options, made_by
-        self._files = base.PerProcess[_Archive]()
-        self._archive()
+        self._files = base.PerProcess[KeyedSession]()
+        self._session()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": base.PerProcess[_Archive]()}
+        return self.__dict__ | {"_files": base.PerProcess[KeyedSession]()}
 
-    def _archive(self) -> _Archive:
-        return self._files.get(lambda: _Archive(self.path, self._options, self._made_by))
+    def _session(self) -> KeyedSession:
+        return self._files.get(lambda: KeyedSession(self.path, self._options, self._made_by))
 
     def get_or_create(self, key: Any, create: Callable[[], V]) -> V:
         """Return the value of a key; if there is none, compute and store it, or wait for the process that does.
@@ -131,7 +120,7 @@ class KeyedCache:
         While it computes more than 1,024, other processes wait with values of theirs. Raises: as `get_or_create`.
         """
         keys = list(keys)
-        archive, stored = self._archive(), stored_keys(keys)
+        archive, stored = self._session(), stored_keys(keys)
         found = archive.find(stored)
         if None in found:
             given = {name: key for key, name, there in zip(keys, stored, found, strict=True) if there is None}
@@ -140,7 +129,7 @@ class KeyedCache:
         return [archive.read(one) for one in found if one is not None]
 
     def __getitem__(self, key: Any) -> Any:
-        archive = self._archive()
+        archive = self._session()
         (found,) = archive.find(stored_keys([key]))
         if found is None:
             raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
@@ -148,19 +137,19 @@ class KeyedCache:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default` if there is none."""
-        archive = self._archive()
+        archive = self._session()
         (found,) = archive.find(stored_keys([key]))
         return default if found is None else archive.read(found)
 
     def __contains__(self, key: Any) -> bool:
-        return self._archive().find(stored_keys([key])) != [None]
+        return self._session().find(stored_keys([key])) != [None]
 
     def __len__(self) -> int:
-        return len(self._archive().keys())
+        return len(self._session().keys())
 
     def keys(self) -> list[Any]:
         """Return the keys of all values."""
-        return format.told_keys(self._archive().keys())
+        return format.told_keys(self._session().keys())
 
     def close(self, *, seal: bool = False) -> None:
         """Close the archive in this process; idempotent.
@@ -171,7 +160,7 @@ class KeyedCache:
         Cost: a seal writes some 65 bytes for each value.
         """
         if seal:
-            self._archive()
+            self._session()
         archive = self._files.pop()
         if archive is not None:
             archive.close(seal)
@@ -183,7 +172,12 @@ class KeyedCache:
         self.close()
 
 
-def _options(keywords: base.WriteKeywords, door: str) -> WriteOptions:
+def session_of(cache: KeyedCache) -> KeyedSession:
+    """Return the session of a cache in this process."""
+    return cache._session()
+
+
+def options_of(keywords: base.WriteKeywords, door: str) -> WriteOptions:
     """Return the options of keywords. Raises: OptionError, one is unknown, or of an archive without keys."""
     options = WriteOptions.of(None, keywords, door)
     for name in _REFUSED:
@@ -217,8 +211,12 @@ def _check_told(path: str, origin: Head, recipe: Recipe) -> Difference | None:
     return found
 
 
-class _Archive:
-    """Archive of a KeyedCache in one process."""
+class KeyedSession:
+    """Archive of a KeyedCache in one process.
+
+    Attributes: codec: of its records. asks: what has changed in the code that makes the values, and asks for a
+        comparison of one of them; see `identity.compare`.
+    """
 
     def __init__(self, path: str, options: WriteOptions, recipe: Recipe) -> None:
         self._path = path
@@ -231,8 +229,9 @@ class _Archive:
             fingerprint=recipe.to_json(),
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
-        try:
+        with base.on_error(self._appender.close):
             found = _check_told(path, self._appender.chain.origin, recipe)
+            self.codec = self._appender.head.codec
             self.asks = [] if found is None else [*found.code, *found.asks]
             spec = writer.adopt_labels(self._appender.head, spec, path)
             self._appender.claims.join_fillers()
@@ -247,9 +246,6 @@ class _Archive:
             self._decoders: dict[str, Decoder] = {}
             self._seen = 0
             self._look()
-        except BaseException:
-            self._appender.close()
-            raise
 
     def close(self, seal: bool) -> None:
         """Close it, and seal it: if told to, or if that pays and no other process has it open."""
@@ -377,20 +373,22 @@ class _Archive:
     ) -> list[Any]:
         """Compute the values of missing keys; of an iterator that raises, the ones before are stored."""
         values: list[Any] = []
-        try:
+
+        def failure(error: Exception) -> Exception:
+            if isinstance(error, RecursionError):  # it asks for this value, or for one that does
+                return error
+            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
+            return SourceError(f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path)
+
+        def store() -> None:
+            with suppress(base.EdcacheError):  # the error that is raised came first
+                self._store(dict(zip(missing, values, strict=False)))
+
+        with base.on_error(store), base.foreign_code(failure):
             made = create([given[key] for key in missing])
             is_list = not isinstance(made, Mapping | Set | str | bytes)
             for value in made if is_list else ():
                 values.append(value)  # noqa: PERF402 - so that an error leaves the ones before
-        except BaseException as error:
-            with suppress(base.EdcacheError):  # the error that is raised came first
-                self._store(dict(zip(missing, values, strict=False)))
-            if isinstance(error, RecursionError) or not isinstance(error, Exception):
-                raise
-            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
-            raise SourceError(
-                f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path
-            ) from error
         if not is_list:
             text = f"{self._path}: {described(made)} was returned for {len(missing):,} keys"
             raise OptionError(f"{text}; return a list of their values, in the order of the keys")
@@ -404,12 +402,9 @@ class _Archive:
         """Append values, but none that is there by now: a call that did not wait for a claim may have made it, too."""
         with self._turn:
             self._adding[:] = self._missing(values)
-            try:
+            with base.on_error(self._builder.discard):
                 for number, key in enumerate(self._adding):
                     self._builder.add(number, values[key])
-            except BaseException:
-                self._builder.discard()
-                raise
             self._builder.publish(self._appender, continues=True)
             chain = self._appender.chain
             if len(chain.behind) >= max(_MOST_OPEN, chain.end_index // _PART_OPEN):
@@ -480,13 +475,9 @@ class _Claims:
                 self._wholes += self._wholes > 0
                 return self._wholes > 0
         # Others take no first claim meanwhile; else there might always be one.
-        with self._file.locked(_QUEUE):
-            try:
-                while not self._has_locked_all():
-                    pass
-            except BaseException:
-                self._free_others()
-                raise
+        with self._file.locked(_QUEUE), base.on_error(self._free_others):
+            while not self._has_locked_all():
+                pass
         return True
 
     def _has_locked_all(self) -> bool:
@@ -520,238 +511,3 @@ class _Claims:
                 if claim > start:  # a lock of no bytes is one of all that follow
                     self._file.unlock(format.LOCK_CLAIM + start, claim - start)
                 start = claim + 1
-
-
-class CacheInfo(NamedTuple):
-    """Results that a memoized function found, and computed, in this process; and the number that its archive has."""
-
-    hits: int
-    misses: int
-    currsize: int
-
-
-class Memoized(Generic[P, V]):
-    """Function whose results are kept; the result of `memoize`."""
-
-    def __init__(
-        self,
-        function: Callable[P, V],
-        path: str | os.PathLike[str] | None,
-        key: Callable[..., Any] | None,
-        version: object,
-        options: base.WriteKeywords,
-    ) -> None:
-        functools.update_wrapper(self, function)
-        self._function, self._path, self._key = function, path, key
-        self._version, self._options = version, _options(options, "memoize")
-        self._asks: list[str] = []
-        try:
-            self._signature = inspect.signature(function)
-        except ValueError as error:
-            raise OptionError(
-                f"memoize: {error}; give a function that calls it, with its arguments by name"
-            ) from None
-        kinds = [parameter.kind for parameter in self._signature.parameters.values()]
-        self._is_of_one = len(kinds) == 1 and kinds[0] not in (_VAR_POSITIONAL, _VAR_KEYWORD)
-        self._turn, self._calls, self._misses = base.ForkLock(), 0, 0
-
-    def __repr__(self) -> str:
-        return f"<memoized {self._name}>"
-
-    @property
-    def _name(self) -> str:
-        """Name of the function; of a partial the one of its function, of an object the one of its class."""
-        function: Any = self._function
-        while isinstance(function, functools.partial):
-            function = function.func
-        return identity.qualified_name(function)
-
-    def __reduce__(self) -> str:
-        # By name, as functions: the name leads to this object, not to the bare function.
-        if not hasattr(self._function, "__qualname__"):
-            raise TypeError(
-                f"{self!r} is pickled by its name, which {described(self._function)} has not; "
-                "memoize a function"
-            )
-        return self._function.__qualname__
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind as a function would; `self` is an argument then, which `key` must name."""
-        return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
-
-    @base.once
-    def cache(self) -> KeyedCache:
-        """Values by key; the first call opens the archive."""
-        # Keywords of a partial are arguments, and so parts of the key, unless `key` makes it.
-        function: Any = self._function
-        is_partial = isinstance(function, functools.partial) and self._key is not None
-        keywords = function.keywords if is_partial else {}
-        made_by = replace(identity.recipe_of_call(self._function, keywords, self._version), again=None)
-        cache = KeyedCache.__new__(KeyedCache)
-        cache._open(self._store().path, self._options, made_by)
-        self._asks = cache._archive().asks
-        return cache
-
-    def _compare(self, calls: Mapping[Key, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
-        """Compute a kept result again if the code of the function has changed since. Raises: StaleCacheError.
-
-        Warns if the function raises, or its results do not repeat.
-        """
-        archive = self.cache._archive()
-        kept = zip(archive.find([*calls]), calls.values(), strict=True)
-        found, (args, kwargs) = next(((one, call) for one, call in kept if one is not None), (None, ((), {})))
-        if found is None:
-            return
-        names, self._asks = ", ".join(self._asks), []
-        record, schema = archive.record(found)
-        stored, kind = (schema, bytes(record)), self.cache._options.codec or "native"
-        try:
-            again = identity.recompute([lambda: self._function(*args, **kwargs)], kind, 2, stored)
-        except Exception as error:  # noqa: BLE001 - of the user's code: the kept result is returned
-            base.warn(f"{self.cache.path}: the code of {names} changed since, and raised {error!r:.200}")
-            return
-        other = identity.find_other(stored, again, None, kind, True)
-        if other is not None:
-            raise StaleCacheError(
-                f"{self.cache.path}: a result is another one now: {other}; the code of {names} changed. Use another "
-                "path or version=, or delete the archive by cache_clear()",
-                path=self.cache.path,
-                option="version",
-            )
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        """Return the kept result for some arguments, or compute it. Raises: as `KeyedCache.get_or_create`."""
-        return self._results([(args, kwargs)])[0]
-
-    def many(self, arguments: Iterable[Any]) -> list[V]:
-        """Return the results for several arguments; missing ones are computed one by one, and stored together.
-
-        If the function raises, the ones before are stored.
-
-        arguments: any iterable; of a function of several arguments it has tuples.
-        """
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        for argument in arguments:
-            spreads = isinstance(argument, tuple) and not self._is_of_one
-            calls.append((argument if spreads else (argument,), {}))
-        return self._results(calls)
-
-    def _results(self, calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[V]:
-        keys = [self._key_of(args, kwargs) for args, kwargs in calls]
-        by_key = dict(zip(stored_keys(keys), calls, strict=True))
-
-        def create(missing: list[Any]) -> Iterator[V]:
-            with self._turn.held():
-                self._misses += len(missing)
-            for key in stored_keys(missing):
-                args, kwargs = by_key[key]
-                yield self._function(*args, **kwargs)
-
-        with self._turn.held():
-            self._calls += len(calls)
-        cache = self.cache
-        if self._asks:
-            self._compare(by_key)
-        return cache.get_many(keys, create)
-
-    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._key is not None:
-            return self._key(*args, **kwargs)
-        name = self._name.partition(":")[2]
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{name}(): {error}") from None
-        bound.apply_defaults()
-        values = tuple(self._part_of_key(name, *item) for item in bound.arguments.items())
-        is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
-        # Also of numbers and None, which no key of the user's may have.
-        return values[0] if is_plain else format.tuple_text(values)
-
-    def _part_of_key(self, function: str, name: str, value: Any) -> Any:
-        if self._signature.parameters[name].kind == _VAR_KEYWORD:
-            return tuple((key, _plain(function, key, value[key])) for key in sorted(value))
-        return _plain(function, name, value)
-
-    def cache_info(self) -> CacheInfo:
-        """Return the hits and misses of this process, and the number of results in the archive."""
-        return CacheInfo(self._calls - self._misses, self._misses, len(self.cache))
-
-    def cache_clear(self) -> None:
-        """Delete the archive; the next call begins another.
-
-        Another process that has it open reads what it had; a new result there raises a StaleArchiveError.
-        """
-        cache = vars(self).pop("cache", None)
-        if cache is not None:
-            with suppress(StaleArchiveError):  # another process has deleted it
-                cache.close()
-        store = self._store()
-        if not store.begin_anew():
-            with suppress(ArchiveNotFoundError):
-                storage.remove(store.path)
-        self._calls = self._misses = 0
-
-    def _store(self) -> writer.Store:
-        name = self._name
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        default = f"memoize-{re.sub('[^A-Za-z0-9_.]+', '.', name)}-{digest}.zip"
-        return writer.store_at(self._path or os.path.join(storage.cache_folder(), default))
-
-
-def _plain(function: str, name: str, value: Any) -> Any:
-    """Return an argument as a part of a key. Raises: OptionError, it is no plain value."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, tuple):
-        return tuple(_plain(function, name, item) for item in value)
-    if value is not None and type(value) not in (str, bytes, int, float, bool):
-        raise OptionError(
-            f'argument "{name}" of {function}() is {described(value)}; a key is made of text, bytes, numbers, None '
-            "and tuples of these: give memoize(key=), a function of the arguments that returns one",
-            option="key",
-        )
-    return value
-
-
-@overload
-def memoize(path: Callable[P, V], /) -> Memoized[P, V]: ...
-@overload
-def memoize(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    key: Callable[..., Any] | None = None,
-    version: object = None,
-    **keywords: Unpack[base.WriteKeywords],
-) -> Callable[[Callable[P, V]], Memoized[P, V]]: ...
-def memoize(
-    path: Any = None,
-    *,
-    key: Callable[..., Any] | None = None,
-    version: object = None,
-    **keywords: Unpack[base.WriteKeywords],
-) -> Any:
-    """Keep the results of a function in a `KeyedCache`: `functools.cache` that stays.
-
-    Args:
-        path: the archive. Without one it is in `$EDCACHE_DIR` (default `~/.cache/edcache`), by the function's name.
-        key: a function of the arguments that returns the key of a result. By default one argument that is text, bytes
-            or an int is the key, and else the tuple of all arguments, with defaults: text, bytes, numbers, None and
-            tuples of these.
-        version: change it if the function returns other results than before.
-        keywords: as of `KeyedCache`.
-    Returns:
-        The function, with `.many(arguments)`, `.cache_info()`, `.cache_clear()` and `.cache`, the KeyedCache. It is
-        pickled by its name.
-    Raises:
-        OptionError: in a call, an argument has no key; `self` of a method is one. StaleCacheError: in the first call,
-            another function or version made the archive. SourceError: the function raised, and the error is its cause.
-    Cost: a call for a kept result takes some 0.1 ms.
-
-    >>> @edcache.memoize("embeddings.zip", version="clip-b32")
-    ... def embedding(prompt):
-    ...     return encoder(prompt)
-    """
-    if callable(path):
-        return Memoized(path, None, None, None, {})
-    return lambda function: Memoized(function, path, key, version, keywords)

@@ -10,7 +10,7 @@ import copy
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +23,6 @@ from edcache.base import (
     ArchiveExistsError,
     CorruptArchiveError,
     CorruptRecordError,
-    EdcacheError,
     Ints,
     LaterReleaseError,
     OptionError,
@@ -74,17 +73,11 @@ def save(
     for name in targets:
         with _replaceable(name, over):
             pass
-    written: list[str] = []
-    try:
+    with ExitStack() as undo:
         for part, name in zip(parts, targets, strict=True):
             _write(records, part, name, over, least, on_progress or (lambda done, total: None))
-            written.append(name)
-    except BaseException:
-        for name in written:
-            # The exception that led here is the one to report.
-            with suppress(EdcacheError):
-                storage.remove(name)
-        raise
+            undo.callback(storage.try_remove, name)
+        undo.pop_all()
     if records.damaged:
         places = base.index_ranges(np.array(records.damaged), hint="; `missing` has all")
         count = f"{len(records.damaged):,} of {records.length:,} samples"

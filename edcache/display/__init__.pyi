@@ -1,3 +1,4 @@
+from .cells import tried as tried
 from .markup import fragment as fragment
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema

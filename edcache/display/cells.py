@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,16 @@ from edcache.display.tree import leaf, leaves_of, sample_tree
 
 _EXCERPT: Final = 300
 _MOST_POINTS: Final = 1_000
+
+Result = TypeVar("Result")
+
+
+def tried(call: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    """Return the result of a call, or the error that it raises, to be shown in the place of a sample."""
+    try:
+        return call(*arguments)
+    except Exception as error:  # noqa: BLE001 - of any class: of damage, of a user's transforms and classes
+        return error
 
 
 def cell(sample: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from colorsys import hsv_to_rgb
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -27,6 +28,7 @@ _MOST_LINES: Final = 16
 _SHOWN_LINES: Final = 8
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
+_CLASSES: Final = 32  # of a mask; a photo has brighter pixels
 _COLOR_TYPES: Final = {1: 0, 3: 2, 4: 6}
 
 
@@ -46,7 +48,7 @@ def media_of(value: Any) -> Media | None:
 
     Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions the middle
     one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines]. Floats from 0 to 1 are
-    shades; other numbers go from their least to their greatest.
+    shades, integers below 32 in one channel the classes of a mask; other numbers go from their least to their greatest.
     """
     if isinstance(value, str):
         return Media("text", value[:_LONGEST_TEXT])
@@ -69,7 +71,7 @@ def _of_array(array: Array) -> Media | None:
         lines, length = sorted(shape)
         if 0 < lines <= _MOST_LINES and length >= 4 * max(lines, _LEAST_SIDE):
             return Media("signal", array if shape[0] == lines else array.T)
-        return Media("image", gray(_stride(array))) if lines >= _LEAST_SIDE else None
+        return Media("image", _of_one_channel(_stride(array))) if lines >= _LEAST_SIDE else None
     if array.ndim == 3:
         if shape[2] in (1, 3, 4) and min(shape[:2]) >= _LEAST_SIDE:
             return _of_colors(array)
@@ -82,8 +84,30 @@ def _of_array(array: Array) -> Media | None:
 
 
 def _of_colors(array: Array) -> Media:
-    pixels = gray(_stride(array))
-    return Media("image", pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    pixels = _stride(array)
+    return Media("image", _of_one_channel(pixels[..., 0]) if pixels.shape[2] == 1 else gray(pixels))
+
+
+def _of_one_channel(array: Array) -> npt.NDArray[np.uint8]:
+    """Color the classes of a mask: integers below `_CLASSES`, and 255 for no class; any other array in shades.
+
+    Class 0 is black, 255 is white, and so is 1 if it is the only other one.
+    """
+    is_mask = array.dtype.kind in "iu" and array.size > 0 and int(array.min()) >= 0
+    classes = array[array != 255] if is_mask else array
+    if not is_mask or not classes.size or int(classes.max()) >= _CLASSES:
+        return gray(array)
+    most = int(classes.max())
+    return np.where(array > 0, 255, 0).astype(np.uint8) if most <= 1 else _palette()[array]
+
+
+def _palette() -> npt.NDArray[np.uint8]:
+    """Make colors of classes, uint8 [256, 3]: neighbors differ in hue by the golden angle."""
+    colors = np.full((256, 3), 255, np.uint8)
+    colors[0] = 0
+    for k in range(1, _CLASSES):
+        colors[k] = [round(255 * part) for part in hsv_to_rgb(0.618 * k % 1, 0.65, 1.0 if k % 2 else 0.7)]
+    return colors
 
 
 def _of_image_file(image: ImageFile) -> Media:

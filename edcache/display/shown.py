@@ -117,21 +117,16 @@ class Shown:
 
     def _read(self, rows: list[int]) -> Sequence[object]:
         """Read the sample of each row, or return the error of reading it."""
-        try:
-            return self._dataset().__getitems__(rows)
-        except Exception:  # noqa: BLE001 - one by one, each sample has its own error
-            return [self._try_read(row) for row in rows]
+        samples = cells.tried(lambda: self._dataset().__getitems__(rows))
+        # One by one, each sample has its own error.
+        return [self._try_read(row) for row in rows] if isinstance(samples, Exception) else samples
 
     def _try_read(self, row: int) -> object:
         """Read a sample, or return the error of reading it."""
         count = self._labels().num_rows
         if row >= count:
             raise SampleIndexError(f"no sample {row:,}; there are {count:,}")
-        dataset = self._dataset()
-        try:
-            return dataset[row]
-        except Exception as error:  # noqa: BLE001 - a user's transform may raise anything, for this sample alone
-            return error
+        return cells.tried(self._dataset().__getitem__, row)
 
     def sample(self, row: int) -> dict[str, Any]:
         """Describe one sample: its labels, its leaves with pictures; or the error of reading it."""
@@ -168,7 +163,5 @@ class Shown:
 
 
 def _cell(sample: object) -> dict[str, Any]:
-    try:
-        return cells.cell(sample)
-    except Exception as error:  # noqa: BLE001 - a user's classes may raise anything, for this sample alone
-        return {"why": cells.error_text(error)}
+    made = cells.tried(cells.cell, sample)
+    return {"why": cells.error_text(made)} if isinstance(made, Exception) else made

@@ -75,15 +75,15 @@ class Chain:
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
         # The newest entry of each name: a zip directory lists them behind the head.
-        self._entries: dict[str, Header] = {}
+        self.entries: dict[str, Header] = {}
 
     def copy(self) -> Chain:
         """Copy the state; either may go on without the other."""
         other = copy.copy(self)
         other.chunks, other.behind = self.chunks.copy(), self.behind.copy()
-        other.failures, other._entries, other.lost = (
+        other.failures, other.entries, other.lost = (
             self.failures.copy(),
-            self._entries.copy(),
+            self.entries.copy(),
             self.lost.copy(),
         )
         return other
@@ -130,8 +130,8 @@ class Chain:
             self._take_root(pread, last, group[0].offset)
             self._take_parts([one for one in group if one.kind == PART], last)
         for header in group:
-            self._entries.pop(header.name, None)
-            self._entries[header.name] = header
+            self.entries.pop(header.name, None)
+            self.entries[header.name] = header
             self.durable = max(self.durable, header.durable)
         self.last = last
         self.cursor = Cursor.behind(last)
@@ -202,7 +202,7 @@ class Chain:
 
         root: says which columns the archive has. new: entries to come.
         """
-        entries = self._entries.copy()
+        entries = self.entries.copy()
         for header in new:
             entries.pop(header.name, None)
             entries[header.name] = header

@@ -30,10 +30,14 @@ class LabelCollector:
     The types of a chunk's table hold the values of all earlier chunks too.
     """
 
-    def __init__(self, spec: LabelSpec, seen: pa.Schema | None = None) -> None:
+    def __init__(
+        self, spec: LabelSpec, seen: pa.Schema | None = None, *, columns: Sequence[_Column] = ()
+    ) -> None:
         self.spec = spec
         types = {} if seen is None else dict(zip(seen.names, seen.types, strict=True))
-        self._columns = [_Column(n, source, types.get(n, pa.null())) for n, source in spec.sources.items()]
+        self._columns = columns or [
+            _Column(name, source, types.get(name, pa.null())) for name, source in spec.sources.items()
+        ]
         self._rows = 0
 
     def __len__(self) -> int:
@@ -49,20 +53,21 @@ class LabelCollector:
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
         """Append the values of a sample, one for each column; raises as `add`."""
+        rows = self._rows
         try:
             for column, value in zip(self._columns, values, strict=True):
                 column.add(index, value)
-        except BaseException:  # an interrupt too leaves no column longer than another
-            self.truncate(self._rows)
-            raise
-        self._rows += 1
+            self._rows += 1
+        finally:
+            if self._rows == rows:  # an interrupt too leaves no column longer than another
+                self.truncate(rows)
 
     def add_columns(self, indices: Sequence[int], columns: Any, sample: Callable[[int], Any]) -> None:
         """Append the labels of samples given as a tree of columns, as `add` of each would.
 
         sample: makes the k-th of them, for columns that are functions.
         """
-        count = len(indices)
+        rows, count = self._rows, len(indices)
         try:
             for column in self._columns:
                 label = column.name, column.source
@@ -74,10 +79,10 @@ class LabelCollector:
                     each = enumerate(indices)
                     values = [value_of(*label, index, sample(k) if is_read else None) for k, index in each]
                 column.add_all(indices, values)
-        except BaseException:  # as in `add_values`
-            self.truncate(self._rows)
-            raise
-        self._rows += count
+            self._rows += count
+        finally:
+            if self._rows == rows:  # as in `add_values`
+                self.truncate(rows)
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` samples; at most the last addition may go."""
@@ -91,9 +96,7 @@ class LabelCollector:
 
     def successor(self) -> LabelCollector:
         """Make an empty collector for the next chunk, which knows the types of all samples here."""
-        following = LabelCollector(self.spec)
-        following._columns = [column.successor() for column in self._columns]
-        return following
+        return LabelCollector(self.spec, columns=[column.successor() for column in self._columns])
 
 
 class _Column:

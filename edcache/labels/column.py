@@ -129,7 +129,7 @@ class Description(tuple[ColumnSummary, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        header = ("label", *ColumnSummary._fields[1:6], "most frequent", "times")
+        header = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
         return "\n".join(text_table(header, map(_cells, self)))
 
 

@@ -88,29 +88,30 @@ def true_rows(truth: Truth) -> Mask:
 class ComparedColumn:
     """Left side of comparisons; each returns a `Truth`, unknown for a missing value.
 
+    Attributes: column, type, family: the values, none of them of float16, the type in the archive, and its kind.
     Raises UnknownLabelError; its methods raise LabelError for a value that this column does not compare with.
     """
 
     def __init__(self, name: str, labels: Labels) -> None:
         self.name = name
-        self._column = labels.column(name)
-        self.type: pa.DataType = self._column.type
-        self._family = family(self.type)
+        self.column = labels.column(name)
+        self.type: pa.DataType = self.column.type
+        self.family = family(self.type)
         self.texts: list[list[str]] = []  # that == and `in` looked for
         if pa.types.is_float16(self.type):  # Older pyarrow compares no float16.
-            self._column = pa.chunked_array(map(widened_float16, self._column.chunks), pa.float32())
+            self.column = pa.chunked_array(map(widened_float16, self.column.chunks), pa.float32())
 
     def unique(self) -> list[Any]:
         """List the distinct values, in the order of the rows."""
-        return self._column.unique().drop_null().to_pylist()  # type: ignore[no-any-return]
+        return self.column.unique().drop_null().to_pylist()  # type: ignore[no-any-return]
 
     def compare(self, operation: str, value: object) -> Truth:
         """Evaluate `column <operation> value`."""
         if value is None and operation in ("==", "!="):
-            return kernel("is_null" if operation == "==" else "is_valid", self._column)
-        if operation not in ("==", "!=") and self._family == "bool":
+            return kernel("is_null" if operation == "==" else "is_valid", self.column)
+        if operation not in ("==", "!=") and self.family == "bool":
             raise self._no_order()
-        if operation == "==" and self._family == "text" and isinstance(value, str):
+        if operation == "==" and self.family == "text" and isinstance(value, str):
             self.texts.append([value])
         near = self._nearest(value)
         if near is None or (not near[1] and operation in ("==", "!=")):
@@ -120,7 +121,7 @@ class ComparedColumn:
             return self._always(operation in (">", ">="))
         if not is_equal:  # right above that value, below the next one
             operation = "<=" if operation in ("<", "<=") else ">"
-        return kernel(_OPERATIONS[operation], self._column, array_of([below], self._column.type)[0])
+        return kernel(_OPERATIONS[operation], self.column, array_of([below], self.column.type)[0])
 
     def one_of(self, values: Iterable[object]) -> Truth:
         """Evaluate `column in values`; None among the values finds missing ones."""
@@ -129,16 +130,16 @@ class ComparedColumn:
             values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
         values = list(values)
         present = [value for value in values if value is not None]
-        if self._family == "text":
+        if self.family == "text":
             self.texts.append([value for value in present if isinstance(value, str)])
         wanted = self._convert(present)
         if len(wanted) <= _FEW:
-            equal = (kernel("equal", self._column, one) for one in array_of(wanted, self._column.type))
+            equal = (kernel("equal", self.column, one) for one in array_of(wanted, self.column.type))
             is_in = reduce(either, equal, self._always(False))
         else:
-            if self._family == "float":  # is_in compares bits
+            if self.family == "float":  # is_in compares bits
                 wanted += [-value for value in wanted if value == 0]
-            is_in = pc.is_in(self._column, value_set=array_of(wanted, self._column.type))
+            is_in = pc.is_in(self.column, value_set=array_of(wanted, self.column.type))
             is_in = either(is_in, self._always(False))
         return is_in if len(present) == len(values) else either(is_in, self.compare("==", None))
 
@@ -146,46 +147,46 @@ class ComparedColumn:
         """Evaluate `column in range`."""
         first, last = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
         between = both(self.compare(">=", first), self.compare("<=", last))
-        if first >= last or (abs(wanted.step) == 1 and self._family == "integer"):
+        if first >= last or (abs(wanted.step) == 1 and self.family == "integer"):
             return between
         mask = true_rows(between)
         rows = np.flatnonzero(mask)
-        values = self._column.take(from_numpy(rows, pa.int64())).to_pylist()
+        values = self.column.take(from_numpy(rows, pa.int64())).to_pylist()
         mask = np.zeros(len(mask), np.bool_)
         mask[rows] = [int(value) in wanted if value == value // 1 else False for value in values]
         return both(self._always(True), pa.chunked_array([from_numpy(mask, pa.bool_())]))
 
     def matches(self, function: str, pattern: str) -> Truth:
         """Evaluate `startswith(column, pattern)` or `contains(column, pattern)`."""
-        if self._family == "null":
+        if self.family == "null":
             return self._always(False)
-        if self._family != "text":
+        if self.family != "text":
             raise LabelError(
-                f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self._family]}'
+                f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self.family]}'
             )
         search = pc.starts_with if function == "startswith" else pc.match_substring
-        return search(self._column, pattern=pattern)
+        return search(self.column, pattern=pattern)
 
     def truth(self) -> Truth:
         """Take a bool column as a condition of its own."""
-        if self._family not in ("bool", "null"):
+        if self.family not in ("bool", "null"):
             raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
-        return self._column.cast(pa.bool_())
+        return self.column.cast(pa.bool_())
 
     def compare_column(self, operation: str, other: ComparedColumn) -> Truth:
         """Evaluate `column <operation> other column`, unknown if one of them has no value."""
-        if "null" in (self._family, other._family):
-            return pa.chunked_array([pa.nulls(len(self._column), pa.bool_())])
+        if "null" in (self.family, other.family):
+            return pa.chunked_array([pa.nulls(len(self.column), pa.bool_())])
         types = f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}'
-        kinds = {_KINDS.get(one, one) for one in (self._family, other._family)}
+        kinds = {_KINDS.get(one, one) for one in (self.family, other.family)}
         if len(kinds) > 1 or "list" in kinds:
             raise LabelError(
                 f"{types}; only columns of one kind can be compared; give a function: filter(lambda table: ...)"
             )
-        if operation not in ("==", "!=") and self._family == "bool":
+        if operation not in ("==", "!=") and self.family == "bool":
             raise self._no_order()
         try:
-            return kernel(_OPERATIONS[operation], self._column, other._column)
+            return kernel(_OPERATIONS[operation], self.column, other.column)
         except pa.ArrowInvalid as error:
             # pyarrow casts columns of two types to a third, if no value changes.
             raise LabelError(
@@ -196,7 +197,7 @@ class ComparedColumn:
     def _always(self, truth: bool) -> Truth:
         """Return the same truth for all values, unknown for a missing one."""
         unknown = pa.nulls(1, pa.bool_())[0]
-        is_known = kernel("is_valid", self._column)
+        is_known = kernel("is_valid", self.column)
         return kernel("if_else", is_known, from_numpy(np.array([truth]), pa.bool_())[0], unknown)
 
     def _no_order(self) -> LabelError:
@@ -204,7 +205,7 @@ class ComparedColumn:
 
     def _convert(self, values: list[Any]) -> list[Any]:
         """Convert values to the column's type; drop the values that no row can have."""
-        if self._family == "integer" and set(map(type, values)) == {int}:
+        if self.family == "integer" and set(map(type, values)) == {int}:
             limits = np.iinfo(numpy_dtype(self.type))
             return [value for value in values if limits.min <= value <= limits.max]
         return [near[0] for near in map(self._nearest, values) if near is not None and near[1]]
@@ -214,7 +215,7 @@ class ComparedColumn:
 
         None for a value that is neither equal to one nor ordered among them, as nan.
         """
-        own, plain = self._family, value
+        own, plain = self.family, value
         if own == "null":
             return None
         if isinstance(value, str) and own in ("time", "UTC time"):
@@ -246,7 +247,7 @@ class ComparedColumn:
     def _refusal(self, value: Any) -> LabelError:
         return LabelError(
             f'label "{self.name}" is {self.type}; {described(value)} cannot be compared with it; '
-            f"{_REMEDIES[self._family]}"
+            f"{_REMEDIES[self.family]}"
         )
 
 

@@ -7,7 +7,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from edcache.base import LabelError, OptionError, article, shown
+from edcache.base import LabelError, OptionError, article, foreign_code, shown
+from edcache.codec import namedtuple_fields
 from edcache.format import MAX_NAME_NBYTES, column_name
 
 LabelPath: TypeAlias = "str | int | tuple[str | int, ...]"
@@ -128,18 +129,18 @@ def _render(source: LabelSource) -> str:
 _ABSENT = object()
 
 
+def _raised(name: str, index: int, error: Exception) -> LabelError:
+    text = f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}'
+    return LabelError(text, index=index)
+
+
 def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
     """Return the value of one label of a sample; raises as `LabelSpec.extract`."""
     if isinstance(source, OfIndex):
         return source.values[index]
     if callable(source):
-        try:
+        with foreign_code(lambda error: _raised(name, index, error)):
             return source(sample)
-        except Exception as error:  # a user's function, which may raise anything
-            raise LabelError(
-                f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}',
-                index=index,
-            ) from error
     parts = source if isinstance(source, tuple) else (source,)
     if isinstance(source, str):
         whole = _child(sample, source)
@@ -178,7 +179,7 @@ def _child(node: Any, part: str | int) -> Any:
 
 def _field_names(node: Any) -> Iterable[str]:
     if isinstance(node, tuple):
-        return getattr(node, "_fields", ())
+        return namedtuple_fields(type(node)) or ()
     if dataclasses.is_dataclass(node):
         return [field.name for field in dataclasses.fields(node)]
     return ()

@@ -17,8 +17,7 @@ from __future__ import annotations
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from copy import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,84 @@ from edcache.base import Ints, LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
 
+Given: TypeAlias = "pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabels]"
+"""Table of labels, or a function that returns it."""
+
+
+class LabelColumns:
+    """Label columns of a whole dataset, which its views share: each is read, and converted, once.
+
+    Args: as of `Labels`.
+    Safety: threads may use it at once; two may then read or convert the same column.
+    """
+
+    def __init__(self, table: Given, num_rows: int | None) -> None:
+        self._given = table
+        self._num_rows = num_rows
+        self._columns: dict[str, pa.ChunkedArray] = {}
+        self._comparable: dict[str, pa.ChunkedArray] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    @property
+    def stored(self) -> pa.Table | StoredLabels:
+        """Table from which the columns are read; a function that gives it is called once."""
+        if callable(self._given):
+            self._given = self._given()
+        return self._given
+
+    @property
+    def num_rows(self) -> int:
+        """Number of samples of the dataset."""
+        return int(self.stored.num_rows) if self._num_rows is None else self._num_rows
+
+    @base.once
+    def table(self) -> pa.Table:
+        """All columns as they are stored."""
+        stored = self.stored
+        if not stored.column_names:
+            return _without_columns(self.num_rows)
+        return stored.table if isinstance(stored, StoredLabels) else stored
+
+    def read(self, names: Iterable[str]) -> None:
+        """Read columns together, which are else read at their first use; unknown names are ignored."""
+        stored, wanted = self.stored, set(names)
+        if isinstance(stored, StoredLabels):
+            stored.read([name for name in stored.column_names if name in wanted])
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column, of a dictionary's values. Raises: UnknownLabelError."""
+        column = self._columns.get(name) if isinstance(name, str) else None
+        if column is None:
+            stored = self.stored
+            if name not in stored.column_names:
+                raise base.unknown_label(name, stored.column_names)
+            column = stored.column(name)
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            self._columns[name] = column
+        return column
+
+    def comparable(self, name: str) -> pa.ChunkedArray:
+        """Return a column in comparable form (see column.py). Raises: UnknownLabelError."""
+        column = self.column(name)
+        if name not in self._comparable:
+            self._comparable[name] = comparable(column)
+        return self._comparable[name]
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Return a column as a read-only numpy array. Raises: UnknownLabelError."""
+        array = self._arrays.get(name)
+        if array is None:
+            column = self.column(name)
+            array = self._arrays[name] = to_numpy(one_chunk(column), nullable=column.null_count > 0)
+            array.flags.writeable = False
+        return array
+
+
+def _without_columns(num_rows: int) -> pa.Table:
+    """Make a table that has a length all the same."""
+    return pa.table({"": pa.nulls(num_rows)}).select([])
+
 
 class Labels(Mapping[str, npt.NDArray[Any]]):
     """Label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
@@ -36,6 +113,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         table: the label table, row i is sample i; or a function that returns it, called once, at the first use.
             `StoredLabels` read a column at its first use.
         num_rows: samples of the whole dataset; a table without columns does not tell it.
+        rows: of a view its rows in the table, int64; see `take`.
 
     Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
     lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
@@ -43,20 +121,11 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     """
 
     def __init__(
-        self,
-        table: pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabels],
-        *,
-        num_rows: int | None = None,
+        self, table: Given | LabelColumns, *, num_rows: int | None = None, rows: Ints | None = None
     ) -> None:
-        self._stored = table
-        self._num_rows = num_rows
-        self._parent: Labels | None = None  # the labels of the whole dataset
-        self._rows: Ints | None = None
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
-        # The labels of the whole dataset keep them for all views.
-        self._columns: dict[str, pa.ChunkedArray] = {}
-        self._comparable: dict[str, pa.ChunkedArray] = {}
-        self._table: pa.Table | None = None
+        self._whole = table if isinstance(table, LabelColumns) else LabelColumns(table, num_rows)
+        self._rows = rows
+        self._arrays: dict[str, npt.NDArray[Any]] = {}  # of a view
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
@@ -66,32 +135,28 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         if not isinstance(name, str):
             raise base.unknown_label(name, list(self))
+        if self._rows is None:
+            return self._whole.array(name)
         array = self._arrays.get(name)
         if array is None:
-            array = self._array(name)
+            if is_text(self._whole.column(name).type):
+                # str objects of the selected rows only: the whole column may have millions.
+                array = to_numpy(one_chunk(self.column(name)), nullable=False)
+            else:
+                array = self._whole.array(name)[self._rows]
             array.flags.writeable = False
             self._arrays[name] = array
         return array
 
-    def _array(self, name: str) -> npt.NDArray[Any]:
-        whole = self._whole
-        column = whole.column(name)
-        if self._rows is None:
-            return to_numpy(one_chunk(column), nullable=column.null_count > 0)
-        if is_text(column.type):
-            # str objects of the selected rows only: the whole column may have millions.
-            return to_numpy(one_chunk(self._take(column)), nullable=False)
-        return whole[name][self._rows]
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._source.column_names)
+        return iter(self._whole.stored.column_names)
 
     def __len__(self) -> int:
         """Return the number of columns. `num_rows` is the number of samples."""
-        return len(self._source.column_names)
+        return len(self._whole.stored.column_names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._source.column_names
+        return name in self._whole.stored.column_names
 
     # Mapping.__eq__ would compare arrays, and make this class unhashable.
     __eq__ = object.__eq__
@@ -104,38 +169,19 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     @property
     def num_rows(self) -> int:
         """Number of samples in this view."""
-        if self._rows is not None:
-            return len(self._rows)
-        return int(self._source.num_rows) if self._num_rows is None else self._num_rows
+        return self._whole.num_rows if self._rows is None else len(self._rows)
 
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns as a pyarrow Schema; reads no column."""
-        return self._source.schema
+        return self._whole.stored.schema
 
-    @property
+    @base.once
     def table(self) -> pa.Table:
         """All columns as a pyarrow Table. A view copies its rows once."""
-        if self._table is None:
-            source = self._source
-            if not source.column_names:  # tables without columns lose their length when they are joined
-                self._table = pa.table({"": pa.nulls(self.num_rows)}).select([])
-            elif self._rows is not None:
-                self._table = take_rows(self._whole.table, self._rows)
-            else:
-                self._table = source.table if isinstance(source, StoredLabels) else source
-        return self._table
-
-    @property
-    def _whole(self) -> Labels:
-        return self if self._parent is None else self._parent
-
-    @property
-    def _source(self) -> pa.Table | StoredLabels:
-        whole = self._whole
-        if callable(whole._stored):
-            whole._stored = whole._stored()
-        return whole._stored
+        if self._rows is None:
+            return self._whole.table
+        return take_rows(self._whole.table, self._rows) if len(self) else _without_columns(len(self._rows))
 
     def take(self, indices: npt.ArrayLike) -> Labels:
         """Make a view of the given rows, in the given order. No column is read yet.
@@ -147,18 +193,14 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             SampleIndexError: `indices[3] = 12 not in [-10, 10)`. OptionError: neither integers nor a mask.
         """
         positions = checked_indices(indices, self.num_rows)
-        taken = copy(self)
-        taken._parent = self._whole
-        taken._rows = positions if self._rows is None else self._rows[positions]
-        taken._arrays, taken._table = {}, None
-        return taken
+        return Labels(self._whole, rows=positions if self._rows is None else self._rows[positions])
 
     def describe(self) -> Description:
         """Summarize each column: type, nulls, distinct values, minimum, maximum, most frequent value.
 
         The result is a tuple of ColumnSummary, which prints as a small table. Costs as `counts` of each.
         """
-        read_together(self, self)
+        self._whole.read(self)
         return Description(summarised(name, self.column(name)) for name in self)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
@@ -179,21 +221,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return the column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
-        whole = self._whole
-        column = whole._columns.get(name) if isinstance(name, str) else None
-        if column is None:
-            source = whole._source
-            if name not in source.column_names:
-                raise base.unknown_label(name, source.column_names)
-            column = source.column(name)
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(column.type.value_type)
-            whole._columns[name] = column
-        return column if self._rows is None else self._take(column)
-
-    def _take(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        rows = self._rows
-        return column if rows is None else column.take(from_numpy(rows, pa.int64()))
+        return _taken(self._whole.column(name), self._rows)
 
     def to_list(self, name: str) -> list[Any]:
         """Return the column as a list of Python values. Times beyond Python's range are numpy values."""
@@ -204,25 +232,19 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return values
 
 
-def origin(labels: Labels) -> tuple[Labels, Ints | None]:
-    """Return the labels of the whole dataset, and the rows of this view; None for all in order."""
+def _taken(column: pa.ChunkedArray, rows: Ints | None) -> pa.ChunkedArray:
+    return column if rows is None else column.take(from_numpy(rows, pa.int64()))
+
+
+def origin(labels: Labels) -> tuple[LabelColumns, Ints | None]:
+    """Return the columns of the whole dataset, and the rows of this view; None for all in order."""
     return labels._whole, labels._rows
-
-
-def read_together(labels: Labels, names: Iterable[str]) -> None:
-    """Read columns together, which are else read at their first use; unknown names are ignored."""
-    source, wanted = labels._source, set(names)
-    if isinstance(source, StoredLabels):
-        source.read([name for name in source.column_names if name in wanted])
 
 
 def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
     """Return a column in comparable form (see column.py), made once for all views."""
-    whole = labels._whole
-    column = whole.column(name)
-    if name not in whole._comparable:
-        whole._comparable[name] = comparable(column)
-    return labels._take(whole._comparable[name])
+    whole, rows = origin(labels)
+    return _taken(whole.comparable(name), rows)
 
 
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
@@ -230,7 +252,7 @@ def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
 
     Raises: LabelError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
     """
-    kind = labels._whole.column(name).type
+    kind = origin(labels)[0].column(name).type
     if pa.types.is_nested(kind):
         raise LabelError(f'label "{name}" is {kind}; {method}() needs a column of single values')
     return comparable_column(labels, name)

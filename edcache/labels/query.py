@@ -10,10 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, LabelError, OptionError, described, shown, suggestion, unknown_label, warn
+from edcache.base import (
+    Ints,
+    LabelError,
+    OptionError,
+    described,
+    foreign_code,
+    shown,
+    suggestion,
+    unknown_label,
+    warn,
+)
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
 from edcache.labels.compare import ComparedColumn, Mask, Truth, both, true_rows
-from edcache.labels.labels import Labels, checked_indices, comparable_column, origin, read_together
+from edcache.labels.labels import Labels, checked_indices, comparable_column, origin
 from edcache.labels.where import where_truth
 
 # Values that a message names, and values among which it looks for a misspelt one.
@@ -41,11 +51,12 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         OptionError: a where-string that does not parse.
     Cost: of 10 million rows, some 5 ms for one int column and 60 ms for one string column.
     """
-    whole, rows = origin(labels)
+    columns_of_all, rows = origin(labels)
+    whole = Labels(columns_of_all)
     # Taking the rows of a column costs more than comparing all of them.
     seen = labels if rows is None or 4 * len(rows) < whole.num_rows else whole
     if len(conditions) > 1:
-        read_together(labels, conditions)
+        columns_of_all.read(conditions)
     masks: list[Mask] = []  # of the rows of `labels`
     found: list[Truth] = []  # of the rows seen
     columns: dict[str, ComparedColumn] = {}
@@ -116,11 +127,9 @@ def _rows(where: object, num_rows: int) -> Ints:
 
 def _call(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
     """Call a user's function with a column or a table; return its mask."""
-    try:
+    with foreign_code(lambda error: OptionError(f"{what} raised {type(error).__name__}: {error}; {form}")):
         value = function(argument)
         mask = _as_array(value)
-    except Exception as error:
-        raise OptionError(f"{what} raised {type(error).__name__}: {error}; {form}") from error
     if mask.dtype.kind != "b" or mask.ndim != 1:
         raise OptionError(f"{what} gave {described(value)}; {form}")
     if len(mask) != num_rows:
@@ -173,5 +182,5 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> Truth:
 
 
 def _table(labels: Labels) -> pa.Table:
-    read_together(labels, labels)
+    origin(labels)[0].read(labels)
     return pa.table({name: comparable_column(labels, name) for name in labels})

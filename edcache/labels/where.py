@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 from edcache.base import OptionError, UnknownLabelError
 from edcache.labels.compare import ComparedColumn, Truth, both, either, opposite
-from edcache.labels.labels import Labels, read_together
+from edcache.labels.labels import Labels, origin
 
 Literal: TypeAlias = "bool | int | float | str | None"
 
@@ -114,7 +114,7 @@ class _Where:
 
     def read(self, tree: ast.AST) -> None:
         """Read the columns of the text together: in an archive that is far away each takes a request."""
-        read_together(self._labels, [name for node in ast.walk(tree) if (name := self._name(node))])
+        origin(self._labels)[0].read([name for node in ast.walk(tree) if (name := self._name(node))])
 
     def condition(self, node: ast.expr, depth: int) -> Truth:
         """Evaluate a part of the text."""

@@ -41,6 +41,10 @@ _BULK_DTYPES: Final = frozenset({*_NUMPY_TO_TORCH.values(), torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
+# What default_collate raises over values that it cannot put together, and merging the results for them.
+_REFUSED: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError)
+
+
 class NotInBulk(Exception):
     """Samples that only default_collate can collate."""
 
@@ -97,7 +101,7 @@ def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
             if sides[place] is NotImplemented:
                 sides[place] = default_collate(side.samples())
         return beside.joined(sides)
-    except Exception:  # noqa: BLE001 - sample by sample, default_collate raises its own
+    except _REFUSED:  # sample by sample, it raises its own
         return NotImplemented
 
 

@@ -28,7 +28,7 @@ _PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 _BLOCK: Final = 1 << 16
 
 
-class Steps(NamedTuple):
+class EvenPlaces(NamedTuple):
     """Places of records of one size in chunks of one length, computed: `starts[i // length] + i * step`.
 
     A look-up in the rows misses the cache at each of them: a tenth of the time of a batch of small samples.
@@ -46,7 +46,7 @@ class Steps(NamedTuple):
         return self.starts[indices // self.length] + indices * self.step
 
     @classmethod
-    def of(cls, offsets: Ints) -> Steps | None:
+    def of(cls, offsets: Ints) -> EvenPlaces | None:
         """Find them; None if records are not stored so. Cost: 2 ns a record."""
         if len(offsets) < 2:
             return None
@@ -106,7 +106,7 @@ class RecordIndex:
         self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
         self._kept: dict[int, Rows] = {}
         self._asked = 0  # places, since the archive was opened
-        self._steps: Steps | None = None
+        self._even: EvenPlaces | None = None
 
     @classmethod
     def of(cls, root: Root, memory: memoryview | None, fetch: Fetch) -> RecordIndex:
@@ -173,13 +173,16 @@ class RecordIndex:
 
     def offsets(self, indices: Ints) -> Ints:
         """Return the offset of each record in the file: int64 [n]."""
-        if self._steps is not None:
-            return self._steps.offsets(indices)
+        if self._even is not None:
+            return self._even.offsets(indices)
         if self._words is None:
             return self.rows(indices)["offset"].astype(np.int64)
         self._asked += len(indices)
         if self._asked > self.length > 0:  # an epoch: the next ones repay the look at all rows
-            self._asked, self._steps = -sys.maxsize, Steps.of(self._words[:, 0]) if self.is_dense else None
+            self._asked, self._even = (
+                -sys.maxsize,
+                EvenPlaces.of(self._words[:, 0]) if self.is_dense else None,
+            )
         found: Ints = self._words[indices, 0]
         return found
 

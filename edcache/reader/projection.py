@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edcache.base import OptionError, shown
+from edcache.codec import namedtuple_fields
 
 # Opening an archive takes no decoder.
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def _walk(sample: Any, path: Steps) -> Steps | None:
             step = part if part in sample else number
             if step not in sample:
                 return None
-        elif isinstance(sample, tuple) and part in getattr(sample, "_fields", ()):
-            step = getattr(sample, "_fields").index(part)  # noqa: B009 - tuple has none for mypy
+        elif part in (names := namedtuple_fields(type(sample)) or ()):
+            step = names.index(part)
         elif isinstance(sample, (list, tuple)) and isinstance(number, int) and 0 <= number < len(sample):
             step = number
         else:
@@ -154,15 +155,15 @@ def replaced(tree: Any, path: Steps, value: Any) -> Any:
         return {key: child if key == step else old for key, old in tree.items()}
     items = [child if place == step else old for place, old in enumerate(tree)]
     if isinstance(tree, tuple):
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+        return tuple(items) if namedtuple_fields(type(tree)) is None else type(tree)(*items)
     return items
 
 
 def _describe(sample: Any) -> str:
     if isinstance(sample, Mapping):
         return f"dicts with the keys {', '.join(map(repr, sample))}"
-    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
-        return f"{type(sample).__name__} with the fields {', '.join(sample._fields)}"
+    if (names := namedtuple_fields(type(sample))) is not None:
+        return f"{type(sample).__name__} with the fields {', '.join(names)}"
     if isinstance(sample, (list, tuple)):
         return f"{type(sample).__name__}s of {len(sample)}"
     return f"of type {type(sample).__name__}"

@@ -176,7 +176,7 @@ class RaggedCollate(Special):
                 spans = group.spans(field.path)
                 if spans is not None:
                     is_whole = not (spans.dims % 8).any()
-                    spans = spans._replace(dims=spans.dims // 8) if is_whole else None
+                    spans = Spans(spans.start, spans.end, spans.dims // 8) if is_whole else None
             if spans is None:
                 return way.of_values(group.values(field.path), memory)
             return way.of_pieces(_in_records(group, spans, dtype or _PACKED[field.kind]), memory)

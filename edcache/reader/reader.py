@@ -142,7 +142,7 @@ class Reader:
 
     def _open_session(self) -> Session:
         file = self._file()
-        try:
+        with base.on_error(file.close):
             digest = self._expected_digest
             if digest is not None:
                 # Once for this reader and for its copies in other processes.
@@ -164,9 +164,6 @@ class Reader:
                 )
             if self._uuid is None and not self.allow_partial:
                 _warn_of(session)
-        except BaseException:
-            file.close()
-            raise
         return session
 
     def _file(self) -> ByteSource:

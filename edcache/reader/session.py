@@ -73,7 +73,7 @@ class Session:
         size: bytes of the file. head: of it. sealed: True if it ends with a root. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
         index: rows of all samples. length: samples of the dataset.
-        damaged: one line per unreadable chunk.
+        damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Session:
         self._options = verify, allow_pickle, decoding, as_arrays
         self.skips_damage = skips_damage
         self.size = file.size()
-        self._tables: dict[int, ChunkTable | None] = {}
+        self.tables: dict[int, ChunkTable | None] = {}
         self.damaged: list[str] = []
         self._chain: Chain | None = None
         self._root: Root | None = None
@@ -124,9 +124,9 @@ class Session:
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
-        if before is not None and before._chain is not None:
+        if before is not None:
             # A growing archive is opened again and again: old entries are read once.
-            chain, self._tables = before._chain.copy(), before._tables
+            chain, self.tables = before.chain.copy(), before.tables
             self.damaged = before.damaged.copy()
         else:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
@@ -195,7 +195,7 @@ class Session:
     def _contents(self) -> Contents:
         """Rows and labels of an archive that is not sealed."""
         # Without the session: a cycle would keep the mapping until the next garbage collection.
-        pread, path, tables, damaged = self.extents.pread, self.path, self._tables, self.damaged
+        pread, path, tables, damaged = self.extents.pread, self.path, self.tables, self.damaged
 
         def sound_table(header: Header) -> ChunkTable | None:
             """Read the table of a chunk; None if a power cut left its header without its payload."""
@@ -467,7 +467,7 @@ class Session:
     def look_again(self) -> Session | None:
         """Open a new session if the file has changed; else None."""
         file = self.file.reopened()
-        try:
+        with base.on_error(file.close):
             if file.identity() != self.file.identity():
                 if _is_rewritten(file, self.path, self.head.uuid):
                     return Session(file, *self._options)
@@ -486,10 +486,7 @@ class Session:
             if not has_changed:
                 file.close()
                 return None
-            return Session(file, *self._options, before=self)
-        except BaseException:
-            file.close()
-            raise
+            return Session(file, *self._options, before=None if self._chain is None else self)
 
 
 def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:

@@ -25,6 +25,7 @@ from .paths import replace as replace
 from .paths import stamp as stamp
 from .paths import sync_directory as sync_directory
 from .paths import touch as touch
+from .paths import try_remove as try_remove
 from .registry import Location as Location
 from .registry import loaded as loaded
 from .registry import local_path as local_path

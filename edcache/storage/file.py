@@ -199,14 +199,13 @@ class File(Handle, ByteSource):
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
         """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
-        # Twice over: an interrupt may come within the first way out (tests/faults/soak_interrupts.py).
         try:
             try:
                 self.lock(start)
                 yield
             finally:
                 self.unlock(start)
-        except BaseException:
+        except BaseException:  # an interrupt within the first way out (tests/faults/soak_interrupts.py)
             self.unlock(start)
             raise
 

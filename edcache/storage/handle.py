@@ -102,14 +102,11 @@ class Handle:
         self._descriptor.refusals = self._refusals = list[OSError]()
         if self.writable:
             _writable.add(self)
-        try:
+        with base.on_error(self.close):
             status = self._stat()
             if not stat.S_ISREG(status.st_mode):
                 raise StorageError(f"{path}: not a regular file; an archive is an ordinary file", path=path)
             self._identity = identity_of(status)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the file and release its locks; a second call does nothing.
@@ -124,6 +121,13 @@ class Handle:
         if self._refusals:
             refusal = self._refusals.pop()
             raise storage_error(self.path, "closing it", refusal) from refusal
+
+    def leave_to_parent(self) -> None:
+        """Close the file in a forked child: its locks would outlive the parent."""
+        descriptor = self._descriptor
+        self.closed, self._descriptor = True, None
+        if descriptor is not None:
+            descriptor.close()  # a thread of the parent's may have been in a call
 
     def _opened(self, flags: int) -> Descriptor:
         try:
@@ -183,13 +187,9 @@ if parent_process() is not None and not any("multiprocessing" in text for text i
 
 
 def _begin_process() -> None:
-    """Close the parent's writable files in a forked child: their locks would outlive the parent."""
     global _inherited
     for handle in list(_writable):
-        descriptor = handle._descriptor
-        handle.closed, handle._descriptor = True, None
-        if descriptor is not None:
-            descriptor.close()  # a thread of the parent's may have been in a call
+        handle.leave_to_parent()
     _inherited = _open_files()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 
-from edcache.base import ArchiveNotFoundError, OptionError
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError
 from edcache.storage import calls
 from edcache.storage.errors import storage_error, storage_errors, with_errno
 from edcache.storage.registry import scheme_of
@@ -78,6 +79,12 @@ def remove(path: str) -> None:
         raise with_errno(ArchiveNotFoundError(f"{path}: no such file", path=path), error) from None
     except OSError as error:
         raise storage_error(path, "deleting it", error) from error
+
+
+def try_remove(path: str) -> None:
+    """Delete a file's name if that is possible: for a way out of an error, and that is the one to report."""
+    with suppress(StorageError, ArchiveNotFoundError):
+        remove(path)
 
 
 def sync_directory(path: str) -> None:

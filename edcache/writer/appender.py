@@ -44,7 +44,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage
-from edcache.base import ArchiveError, CorruptArchiveError, Ints, StaleArchiveError, StorageError, Sync
+from edcache.base import (
+    ArchiveError,
+    CorruptArchiveError,
+    Ints,
+    StaleArchiveError,
+    StorageError,
+    Sync,
+    on_error,
+)
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
@@ -162,32 +170,31 @@ class Appender:
         if begins_anew is not None:
             discard_abandoned(name, begins_anew)
         file = File.open(name, mode)
-        try:
-            with file.locked(format.LOCK_APPEND):
-                if lacks_head(file, head):
-                    # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
-                    if file.size():
-                        file.truncate(0)
-                    file.pwrite(0, format.pack_head(head))
-                    # With every sync=: without its head no chunk is found again.
-                    file.sync()
-                    storage.sync_directory(os.path.dirname(name))
-                appender = cls(file, *format.read_head(file.pread, name), sync)
-                appender._recover()
-                appender._was_reordered = appender.chain.is_reordered
-                if joins:
-                    appender.claims.join_fillers()
-        except BaseException:
-            file.close()
-            raise
+        with on_error(file.close), file.locked(format.LOCK_APPEND):
+            if lacks_head(file, head):
+                # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
+                if file.size():
+                    file.truncate(0)
+                file.pwrite(0, format.pack_head(head))
+                # With every sync=: without its head no chunk is found again.
+                file.sync()
+                storage.sync_directory(os.path.dirname(name))
+            appender = cls(file, *format.read_head(file.pread, name), sync)
+            appender.recover()
+            if joins:
+                appender.claims.join_fillers()
         return appender
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """Read the chain, and mend what a crash left of the file. The append lock is held.
 
         A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
         boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
         """
+        self._recover()
+        self._was_reordered = self.chain.is_reordered
+
+    def _recover(self) -> None:
         self._look()
         is_fresh = storage.is_fresh(self.file)
         self._refuse_damage(is_fresh)
@@ -513,5 +520,5 @@ def recover(path: str) -> bool:
         if lacks_head(file):
             return False
         # It syncs what it changed, as the next writer may rely on it.
-        Appender(file, *format.read_head(file.pread, path), "seal")._recover()
+        Appender(file, *format.read_head(file.pread, path), "seal").recover()
         return True

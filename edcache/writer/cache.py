@@ -91,7 +91,7 @@ class CacheWriter:
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
         # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
-        try:
+        with base.on_error(self._close_session):
             self._appender = Appender.open(
                 work,
                 head,
@@ -100,11 +100,7 @@ class CacheWriter:
                 joins=True,
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
-        except BaseException:
-            if self._session is not None:
-                self._session.close()
-            raise
-        try:
+        with base.on_error(self._close_files):
             self._appender.check_tables()
             self._again = self._appender.first_lost()
             spec = adopt_labels(self._appender.head, spec, work)
@@ -114,9 +110,6 @@ class CacheWriter:
             self._builder = ChunkBuilder(
                 head, self.path, spec, options.chunk_size, label_schema=types, seconds=every
             )
-        except BaseException:
-            self._close_files()
-            raise
         # True if the pending samples continue the archive; False if they have indices of their own.
         self._appending, self._given_end = True, 0
 
@@ -257,8 +250,11 @@ class CacheWriter:
         try:
             self._appender.close()
         finally:
-            if self._session is not None:
-                self._session.close()
+            self._close_session()
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
 
     def __enter__(self) -> CacheWriter:
         return self

@@ -6,7 +6,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -93,8 +93,8 @@ class Job:
         Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
         StaleArchiveError, another process gave its samples another order since this fill began.
         """
-        with ExitStack() as stack:
-            appender = stack.enter_context(closing(store_at(self.path).appender(self.head, self.sync)))
+        appender = store_at(self.path).appender(self.head, self.sync)
+        with base.on_error(appender.close):
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
@@ -102,7 +102,6 @@ class Job:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
-            stack.pop_all()
         return appender
 
     def _lengthen(self, appender: Appender, length: int) -> None:

@@ -20,7 +20,7 @@ samples are there and which have failed (`Presence`), of all processes: failures
 What must never happen:
 - that a sample is stored under another index than the one that it was computed for;
 - that a process computes a sample twice which the source gave it once, but for a batch that raised;
-- that an error is lost: it ends the loop, or it is a Failure in the archive; samples that were added before are published;
+- that an error is lost: it ends the loop, or it is a Failure in the archive; samples before it are published;
 - that a claim is free while its samples are computed or not published yet.
 """
 

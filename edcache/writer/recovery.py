@@ -194,7 +194,7 @@ class Aside:
         if not is_there and not is_needed:
             return None
         file = File.open(path, "a")
-        try:
+        with base.on_error(file.close):
             is_whole = _uuid_of(file) == uuid
             if not is_whole and is_needed:
                 file.truncate(0)
@@ -205,9 +205,6 @@ class Aside:
                 storage.sync_directory(os.path.dirname(path))
             if is_whole or is_needed:
                 return cls(file, uuid)
-        except BaseException:
-            file.close()
-            raise
         file.close()
         storage.remove(path)
         return None

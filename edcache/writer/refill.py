@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from edcache import format, identity, storage
-from edcache.base import Ints
+from edcache.base import Ints, on_error
 from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Failure, Head, Header, pa, pc
 from edcache.identity import VERSION_COLUMN, Keyed
 from edcache.labels import LabelSpec, OfIndex
@@ -235,13 +235,10 @@ class _Takeover:
     def __init__(self, path: str, start: int) -> None:
         self.path, self.start = path, start
         self._file = storage.File.open(path, "r")
-        try:
+        with on_error(self._file.close):
             self.chain = Chain(*format.read_head(self._file.pread, path), path)
             self.chain.extend(self._file.pread, self._file.size())
             self.contents = Contents(self.chain, self._file.pread, self._table)
-        except BaseException:
-            self._file.close()
-            raise
 
     def _table(self, header: Header) -> ChunkTable:
         return format.read_table(self._file.pread, header, self.path)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 from edcache import format, storage
-from edcache.base import ArchiveError, ArchiveNotFoundError, EdcacheError, StorageError
+from edcache.base import ArchiveError, ArchiveNotFoundError, StorageError, on_error
 from edcache.storage import File
 
 SUFFIX: Final = ".edcache.new"
@@ -52,7 +52,7 @@ def start(target: str, wait: float | None = None) -> File:
     while True:
         storage.make_parent(work)
         session = File.open(work, "a")
-        try:
+        with on_error(session.close):
             is_locked = session.try_lock(format.LOCK_SESSION)
             if not is_locked and wait is None:
                 raise ArchiveError(f"{work}: another process is writing it; wait for it to end")
@@ -61,9 +61,6 @@ def start(target: str, wait: float | None = None) -> File:
                 if not session.size():
                     return session
                 storage.remove(work)
-        except BaseException:
-            session.close()
-            raise
         session.close()
         if not is_locked:
             time.sleep(wait or 0)
@@ -74,12 +71,8 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
     """Do as `start`, for a block that gives the file its name. If the block raises before, the file is deleted."""
     session = start(target, wait)
     try:
-        yield session
-    except BaseException:
-        # The error that led here is the one to report; --prune deletes the rest.
-        with suppress(EdcacheError):
-            storage.remove(name_for(target))
-        raise
+        with on_error(lambda: storage.try_remove(name_for(target))):  # --prune deletes the rest
+            yield session
     finally:
         session.close()
 

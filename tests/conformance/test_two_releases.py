@@ -136,8 +136,8 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
         if is_keyed:
             cache = later.KeyedCache(path)
             cache.get_or_create("new", lambda: new)
-            cache._archive()._appender.amend(length=4)
-            cache.close(seal=True) if is_sealed else cache._archive()._appender.close()
+            cache._session()._appender.amend(length=4)
+            cache.close(seal=True) if is_sealed else cache._session()._appender.close()
         else:
             w = later.CacheWriter(path, "a", sync="never")
             w.append(new)
@@ -533,7 +533,7 @@ class TwoReleases(RuleBasedStateMachine):
         if self.kind == "samples":
             release.CacheWriter(self.path, in_memory_keys=self.keys, sync="never").abort()
         elif self.kind == "values":
-            release.KeyedCache(self.path, sync="never")._archive()._appender.close()
+            release.KeyedCache(self.path, sync="never")._session()._appender.close()
         else:
             self._fill(release, ["a", "b"])
             self.state.reordered(["a", "b"], frozenset())

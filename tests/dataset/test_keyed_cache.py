@@ -189,7 +189,7 @@ def test_an_archive_that_no_process_closes_is_sealed_now_and_then(path, monkeypa
 
     children = [in_child(lambda k=k: put(KeyedCache(path), k)) for k in range(2)]
     assert [ended(child) for child in children] == [0, 0]
-    chain = KeyedCache(path)._archive()._appender.chain
+    chain = keyed_cache.session_of(KeyedCache(path))._appender.chain
     assert len(chain.behind) < 120 // 4
     # The most chunks behind a seal grow with the values: seals do not take more than these.
     assert 3 <= seals(path) <= 120 // 10
@@ -780,7 +780,11 @@ def test_one_who_waits_for_all_claims_is_not_passed(path, create):
         return KeyedCache(path).get_or_create("new", lambda: create(["new"])[0])
 
     context = multiprocessing.get_context("fork")
-    begun, go, file = context.Event(), context.Event(), KeyedCache(path)._archive()._appender.file
+    begun, go, file = (
+        context.Event(),
+        context.Event(),
+        keyed_cache.session_of(KeyedCache(path))._appender.file,
+    )
     children = [in_child(first)]
     assert begun.wait(60)
     many = "abcdefghi"
@@ -921,7 +925,7 @@ def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(pa
 def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     """One that an interrupt hit between two lines may hold it still."""
     cache = KeyedCache(path)
-    claims = cache._archive()._claims
+    claims = keyed_cache.session_of(cache)._claims
     ended_thread = threading.Thread(target=int)
     ended_thread.start()
     ended_thread.join()

@@ -82,7 +82,28 @@ def test_shades_go_from_the_least_to_the_greatest_number_that_is_finite():
     assert gray(np.array([[-1e308, 0, 1e308, np.nan, np.inf]])).tolist() == [[0, 127, 255, 0, 0]]
     assert gray(np.array([[-5, 0, 5]], np.int16)).tolist() == [[0, 127, 255]]
     assert gray(np.array([[True, False]])).tolist() == [[255, 0]]
+    assert gray(np.array([[7, 40]], np.uint8)).tolist() == [[7, 40]]
     assert gray(np.full((2, 2), np.nan)).tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (1, 16, 16)])
+def test_classes_of_a_mask_are_told_apart(dtype, shape):
+    mask = np.arange(256).reshape(16, 16) % 20
+    colors = media_of(mask.astype(dtype).reshape(shape)).data
+    assert colors.shape == (16, 16, 3)
+    assert len({tuple(colors[mask == k].flatten()[:3].tolist()) for k in range(20)}) == 20
+    assert all(np.ptp(colors[mask == k], axis=0).max() == 0 for k in range(20))
+    assert colors[0, 0].tolist() == [0, 0, 0]
+    has_none = np.where(mask == 3, 255, mask).astype(dtype).reshape(shape)
+    assert media_of(has_none).data[0, 3].tolist() == [255, 255, 255]
+
+
+def test_a_mask_of_zeros_and_ones_is_black_and_white():
+    mask = np.eye(16, dtype=np.uint8)
+    assert media_of(mask).data.tolist() == (mask * 255).tolist()
+    photo = np.full((16, 16), 40, np.uint8)
+    assert media_of(photo).data.tolist() == photo.tolist()
 
 
 def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():

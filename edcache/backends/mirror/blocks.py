@@ -112,11 +112,8 @@ class Origin:
 
     def _opened(self) -> ByteSource:
         source = self.opener()
-        try:
+        with base.on_error(source.close):
             self._check_identity(source)
-        except BaseException:
-            source.close()
-            raise
         return source
 
     def _check_identity(self, source: ByteSource) -> None:

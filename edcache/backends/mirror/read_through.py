@@ -177,11 +177,8 @@ def open_copy(
         if where.has_query or (where.by_request and isinstance(error, ArchiveNotFoundError)):
             raise
         return _without_origin(where, folder, error)
-    try:
+    with base.on_error(origin.close):
         return _opened(where, origin, budget, is_share=isinstance(max_bytes, float))
-    except BaseException:
-        origin.close()
-        raise
 
 
 def _opened(where: Location, origin: ByteSource, budget: Budget, *, is_share: bool) -> ByteSource:
@@ -265,16 +262,13 @@ def _attached(pinned: Pinned, opener: Opener, budget: Budget) -> WholeCopy | Non
             continue
         with suppress(ArchiveNotFoundError):
             data = File.open(name, "r")
-            try:
+            with base.on_error(data.close):
                 data.share(LOCK_USE)
                 file = kind(pinned, data, opener, budget)
                 # Between opening and sharing another process may have deleted it, or given it its name.
                 if data.is_named() and data.size() == pinned.note.nbytes:
                     note_use(copy)
                     return file
-            except BaseException:
-                data.close()
-                raise
             file.close()
     return None
 

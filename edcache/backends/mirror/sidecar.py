@@ -191,7 +191,7 @@ def publish(side: File, partial: File, copy: str, digest: str | None) -> None:
     assert note is not None
     partial.sync()
     # The stamp stays when the file gets its name, so the note is right whenever this is killed.
-    side.pwrite(_WHOLE_OFFSET, _packed(note._replace(stamp=partial.stamp(), digest=digest)))
+    side.pwrite(_WHOLE_OFFSET, _packed(Note(*note[:4], stamp=partial.stamp(), digest=digest)))
     side.sync()
     storage.move(partial, copy)
 

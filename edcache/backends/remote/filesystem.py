@@ -88,8 +88,7 @@ class FilesystemEngine(Engine):
             data = await self._answer("cat_file", start=start, end=end)
             if len(data) != end - start:
                 raise Failing(f"{len(data):,} bytes came")
-        except Exception:
-            # A shorter object that took its place has no such range, and libraries differ in their errors.
+        except Exception:  # of any class: a shorter object that took its place has no such range
             if await self.stamp() != stamp:
                 raise Changed("it has another state") from None
             raise

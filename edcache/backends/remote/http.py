@@ -77,7 +77,7 @@ def plain_engine(requests: Requests) -> HttpEngine:
         user, _, password = map(unquote, userinfo.partition(":"))
         headers.setdefault("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
     # What is quoted stays: it may be signed.
-    bare = quote(urlunsplit(parts._replace(netloc=host, fragment="")), safe="%/:?#[]@!$&'()*+,;=~")
+    bare = quote(urlunsplit((parts.scheme, host, parts.path, parts.query, "")), safe="%/:?#[]@!$&'()*+,;=~")
     return HttpEngine(bare, headers)
 
 

@@ -122,7 +122,7 @@ class Requests:
         for asked in count(1):
             try:
                 return await asyncio.wait_for(ask(), limit)
-            except Exception as error:  # noqa: BLE001 - a library may raise anything, and none of it may pass
+            except Exception as error:  # noqa: BLE001 - of any class of a library, whose text may have credentials
                 failure = self._failure(error, doing, limit)
             # Outside of the except block: a library's own error, which may have credentials in its text, must
             # not come along as the context of ours.
@@ -200,6 +200,5 @@ def run(coroutine: Coroutine[Any, Any, Answer], timeout: float | None = None) ->
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result(timeout)
-    except BaseException:
-        future.cancel()
-        raise
+    finally:
+        future.cancel()  # nothing, if it has ended
