@@ -64,6 +64,8 @@ class Options:
 
         door: name of the function that the user called, for the message.
         """
+        if isinstance(options, cls) and not keywords:
+            return options
         if not isinstance(options, cls | None):
             raise OptionError(f"{door}(): options={shown(options)}; give a {cls.__name__}, or keywords")
         unknown = sorted(keywords.keys() - cls.names())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from edcache import base, identity, writer
@@ -84,51 +85,51 @@ class Building:
             recipe=recipe,
         )
 
-    def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, Reader | None]:
-        """Compute the missing samples; or return a filler, if lazy; or the archive, if it was complete."""
+    def completed(self, keep_existing: bool) -> Reader | None:
+        """Open the archive, and compare it with the source; None if it lacks samples, or is to be made anew."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
         archive = self._find() if keep_existing else None
-        if archive is not None:
+        if archive is None:
+            return None
+        with base.on_error(archive.close):
             is_complete = self._has_all(archive)
-            try:
-                if is_complete or self._is_lazy:
-                    writer.check_open(self.job, archive)
-            except BaseException:
-                archive.close()
-                raise
-            if is_complete:
-                return None, archive
-            archive.close()
+            if is_complete or self._is_lazy:
+                writer.check_open(self.job, archive)
+        if is_complete:
+            return archive
+        archive.close()
+        return None
+
+    def filler(self) -> writer.LazyFiller | None:
+        """Make the filler of a lazy cache; None if the missing samples are to be computed now."""
         if self._is_lazy and self._store.by_request:
-            raise OptionError(f"{path}: lazy=True fills a file; for a URL all is filled at once")
+            raise OptionError(f"{self._store.path}: lazy=True fills a file; for a URL all is filled at once")
         if self._is_stream or not self._is_lazy:
-            self.fill(self.job.options, rebuild=not keep_existing and not self._store.begin_anew())
-            return None, None
+            return None
         filler = writer.LazyFiller(self.job, self._max_bytes)
         writer.retry_if_replaced(filler.create, self._is_done)
-        return filler, None
+        return filler
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
-        """Compute the missing samples now."""
+        """Compute the missing samples now. rebuild: compute all, into a new archive."""
         if self._is_stream and (self._is_lazy or options.executor is not None):
             raise OptionError(
                 f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
                 "len() and [index]"
             )
-
-        def run() -> None:
-            if self._stage is not None:
-                self._stage.begin("w" if rebuild else "a")
-            writer.fill(replace(self.job, options=options), rebuild=rebuild, keyed=self._keyed)
-            if self._stage is not None:
-                self._stage.finish(options.progress, self._is_done)
-
-        if rebuild:
-            run()
+        if rebuild and not self._store.begin_anew():
+            self._fill_once(options, rebuild=True)
         else:
-            writer.retry_if_replaced(run, self._is_done)
+            writer.retry_if_replaced(partial(self._fill_once, options), self._is_done)
+
+    def _fill_once(self, options: FillOptions, rebuild: bool = False) -> None:
+        if self._stage is not None:
+            self._stage.begin("w" if rebuild else "a")
+        writer.fill(replace(self.job, options=options), rebuild=rebuild, keyed=self._keyed)
+        if self._stage is not None:
+            self._stage.finish(options.progress, self._is_done)
 
     def _find(self) -> Reader | None:
         """Open the archive if there is one, and compare it with source and options; needs no write permission."""
@@ -200,7 +201,9 @@ class Building:
         lines = identity.compare(origin.fingerprint, recipe).settings
         if not recipe.count or not all(line.startswith("attribute ") for line in lines):
             return recipe
-        with suppress(Exception):  # of the source: then the attributes say that it is another one
+        with suppress(
+            Exception
+        ):  # of the source, which the fill raises again: then the attributes say that it is another one
             identity.recompute([lambda: job.source[0]], job.head.codec)
         return replace(recipe, state=frozenset(recipe.changed(identity.recipe_of(job.source))))
 

@@ -77,20 +77,43 @@ class CachedDataset(Whole[T_co]):
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
-        path: str | os.PathLike[str] | Store | None = None,
+        path: str | os.PathLike[str] | Store | Reader | None = None,
         options: CacheOptions | None = None,
         *,
-        fingerprint: dict[str, Any] | bool | None = None,
+        fingerprint: dict[str, Any] | bool | Recipe | None = None,
         **keywords: Unpack[base.CacheKeywords],
     ) -> None:
+        if isinstance(path, Reader):
+            self._attach(options or CacheOptions(), path)
+            return
         given = keywords.pop("storage_options", getattr(options, "storage_options", None))
         store = store_at(_path_of(source) if path is None else path, given)
         path, given = store.path, None  # a traceback with locals would show credentials
         options = CacheOptions.of(options, keywords, "CachedDataset")
         if source is None:
             self._attach(options, store.reader(options))
-        else:
-            self._make(store, source, options, fingerprint)
+            return
+        check_fillable(options)
+        source = writer.by_items(source)
+        writer.check_source(source, path)
+        recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
+        # Missing samples are computed, or were warned of; max_bytes limits the fill.
+        reader = store.reader(replace(provisional(options), preload=options.preload))
+        self._archive = own = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(own), reader.path
+        if options.preload and options.lazy:
+            raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
+        self._building = building = Building(store, source, options, recipe)
+        with store.held():
+            archive = building.completed(options.keep_existing)
+            if archive is None:
+                own.filler = building.filler()
+                if own.filler is None:
+                    building.fill(building.job.options, rebuild=not options.keep_existing)
+            elif not options.preload:
+                own.reader = archive
+            own.reader.open()  # now, as in `_attach`
+        self._add_keys(building.job.spec)
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
@@ -109,31 +132,6 @@ class CachedDataset(Whole[T_co]):
     @property
     def _reader(self) -> Reader:
         return self._archive.reader
-
-    def _make(
-        self,
-        store: Store,
-        source: Any,
-        options: CacheOptions,
-        fingerprint: dict[str, Any] | bool | Recipe | None,
-    ) -> None:
-        check_fillable(options)
-        source = writer.by_items(source)
-        writer.check_source(source, store.path)
-        recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
-        # Missing samples are computed, or were warned of; max_bytes limits the fill.
-        reader = store.reader(replace(provisional(options), preload=options.preload))
-        self._archive = own = Archive(reader, options.transform, options.batch_transform)
-        self._reading, self.path = Reading(own), reader.path
-        if options.preload and options.lazy:
-            raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = Building(store, source, options, recipe)
-        with store.held():
-            own.filler, archive = self._building.start(options.keep_existing)
-            if archive is not None and not options.preload:
-                own.reader = archive
-            own.reader.open()  # now, as in `_attach`
-        self._add_keys(self._building.job.spec)
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Compute the label columns of the options that a complete archive lacks, from its samples."""
@@ -368,22 +366,6 @@ class CachedDataset(Whole[T_co]):
             building.fill(options)
             self.refresh()
         return self
-
-
-def opened(options: CacheOptions, reader: Reader) -> CachedDataset[Any]:
-    """Make the dataset of an archive that exists."""
-    dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)
-    dataset._attach(options, reader)
-    return dataset
-
-
-def filled(
-    store: Store, source: Any, options: CacheOptions, fingerprint: bool | Recipe
-) -> CachedDataset[Any]:
-    """Make the dataset of a source; missing samples are computed first, unless the options say later."""
-    dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)
-    dataset._make(store, source, options, fingerprint)
-    return dataset
 
 
 def _open_all(

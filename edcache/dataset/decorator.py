@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, ge
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, StaleCacheError, takes
 from edcache.dataset.build import label_differences
-from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable, filled, opened
+from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.identity import Recipe
 from edcache.labels import LabelSpec
@@ -92,7 +92,7 @@ class CachedFactory(Generic[P, T_co]):
                 if options.preload:
                     archive.close()
                     archive = store.reader(replace(self._reading, preload=options.preload))
-                return opened(options, archive)
+                return CachedDataset(None, archive, options)
         source = self.uncached(*args, **kwargs)
         return self._filled(store, archive, source, call, verdict == "rebuild")
 
@@ -144,7 +144,7 @@ class CachedFactory(Generic[P, T_co]):
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         try:
-            return filled(store, source, options, origin)
+            return CachedDataset(source, store, options, fingerprint=origin)
         except StaleCacheError as error:
             if (
                 error.option != "spot_check"
@@ -155,7 +155,7 @@ class CachedFactory(Generic[P, T_co]):
             if self._on_stale == "warn":
                 base.warn(str(error))
         options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
-        return filled(store, source, options, origin)
+        return CachedDataset(source, store, options, fingerprint=origin)
 
     def _check(self, archive: Reader, recipe: Recipe, adds: bool) -> _Verdict:
         """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.

@@ -1,4 +1,4 @@
-"""Compute batches on devices: which ones, the function on one, and results on their way back."""
+"""Devices of `map`: which ones, and the function on one, whose results arrive later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,8 @@ from edcache.base import OptionError, shown
 from edcache.identity import reached_from
 
 Function: TypeAlias = Callable[[Any], Any]
+Arrive: TypeAlias = Callable[[], Any]
+"""Waits for the result of a batch. Raises: as the device does, also for an earlier batch."""
 Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
 
 
@@ -90,14 +93,14 @@ class OnDevice:
         self.busy = 0.0
         self._fn = fn.to(device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(device))
 
-    def launch(self, batch: Any) -> Pending:
+    def launch(self, batch: Any) -> Arrive:
         """Compute a batch; on a GPU the result arrives later."""
         with torch.no_grad():
             if self._device.type != "cuda":
                 began = time.perf_counter()
                 made = taken(self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device))))
                 self.busy += time.perf_counter() - began
-                return Pending(self, made)
+                return lambda: made
             with torch.cuda.device(self._device):
                 begun, arrived = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 begun.record()
@@ -107,24 +110,12 @@ class OnDevice:
                 # Into pinned memory, while the device goes on.
                 made = taken(made, non_blocking=True)
                 arrived.record()
-                return Pending(self, made, (begun, arrived))
+        return partial(self._arrive, made, begun, arrived)
 
-
-class Pending:
-    """Result of a batch on its way from the device. events: of a GPU, before the batch and behind its result."""
-
-    def __init__(
-        self, on: OnDevice, made: Any, events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    ) -> None:
-        self._on, self._made, self._events = on, made, events
-
-    def result(self) -> Any:
-        """Wait for it. Raises: as the device does, also for an earlier launch."""
-        if self._events is not None:
-            (begun, arrived), self._events = self._events, None
-            arrived.synchronize()
-            self._on.busy += begun.elapsed_time(arrived) / 1000
-        return self._made
+    def _arrive(self, made: Any, begun: torch.cuda.Event, arrived: torch.cuda.Event) -> Any:
+        arrived.synchronize()
+        self.busy += begun.elapsed_time(arrived) / 1000
+        return made
 
 
 def taken(made: Any, *, non_blocking: bool = False) -> Any:

@@ -1,4 +1,12 @@
-"""`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset."""
+"""`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset.
+
+A batch for a device is submitted, read (by processes, in the order of the submissions), launched, and arrives. On a GPU
+one is launched ahead: it is computed while the one before it travels back and is stored. A batch that cannot be read or
+launched, or raises, is computed by the engine of this process (writer/engine.py:Here).
+
+What must never happen: that the results of one batch are given for another. So batches are read, launched and asked for
+in one order.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +14,38 @@ import functools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import copy, deepcopy
+from copy import deepcopy
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from edcache import base, identity, storage, writer
-from edcache.base import CacheOptions, CodecError, EdcacheError, OptionError, takes
+from edcache import base, identity, writer
+from edcache.base import CacheOptions, CodecError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of, taken
+from edcache.dataset.devices import Arrive, Devices, Function, OnDevice, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
-from edcache.writer import After, Before, Stream
+from edcache.storage import own_positions
+from edcache.writer import BatchEngine, Here, PartOfBatch, Pending, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
 """Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
+
+# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
+_TOLD_SECONDS, _MUCH = 10, 0.1
+# Batches that a DataLoader has each of its processes read ahead.
+_READ_AHEAD: Final = 2
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -124,10 +138,6 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     if isinstance(keys, Mapping):
         return {**{name: name for name in labels}, **keys}
     return [*labels, *(key for key in keys or () if key not in labels)]
-
-
-# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
-_TOLD_SECONDS, _MUCH = 10, 0.1
 
 
 class _Map(Protocol):
@@ -277,8 +287,9 @@ class MappedBatches(Mapped):
     """Source of a mapped cache: results of a function of batches, which are computed here, or on devices."""
 
     _devices: Sequence[torch.device] = ()
-    _readers = 0
+    _device = torch.device("cpu")
     _on_device: OnDevice | None = None
+    _readers = 0
     _progress: base.Show = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,20 +300,32 @@ class MappedBatches(Mapped):
         self._progress = None if callable(progress) else progress
         # Not all processors for each, if "auto" counts them.
         count = writer.worker_count(readers)
-        self._devices = devices
+        self._devices, self._device = devices, devices[0]
         self._readers = count if isinstance(readers, int) else max(1, count // len(devices))
 
-    def __edcache_worker__(self, slot: int) -> MappedBatches:
-        """Return this source as one of the processes of a fill computes it: on the device of its number."""
-        own = copy(self)
-        own._devices = [self._devices[slot % len(self._devices)]] if self._devices else ()
-        return own
+    def __edcache_engine__(self, here: Here, slot: int) -> BatchEngine | None:
+        """Return the engine of one of the processes of a fill: of the device of its number; None without devices."""
+        if not self._devices:
+            return None
+        self._device = self._devices[slot % len(self._devices)]
+        return DeviceEngine(self, here, self._device, self._readers, self._progress)
+
+    def launch(self, batch: Any) -> Arrive:
+        """Compute a batch on the device of this process; its result arrives later."""
+        if self._on_device is None:
+            self._on_device = OnDevice(self.fn, self._device)
+        return self._on_device.launch(batch)
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the device took for the batches which have arrived."""
+        return 0.0 if self._on_device is None else self._on_device.busy
 
     def __getitem__(self, index: int) -> Any:
         return _samples(self.__getitems__([index]))[0]
 
     def __getitems__(self, indices: list[int]) -> Any:
-        return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
+        return self.joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
 
     def read(self, indices: list[int]) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
@@ -326,16 +349,11 @@ class MappedBatches(Mapped):
 
     def _call(self, batch: Any) -> Any:
         if self._devices:
-            return self._launch(batch).result()
+            return self.launch(batch)()
         with torch.no_grad():
             return taken(self.fn(batch))
 
-    def _launch(self, batch: Any) -> Pending:
-        if self._on_device is None:
-            self._on_device = OnDevice(self.fn, self._devices[0])
-        return self._on_device.launch(batch)
-
-    def _joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
+    def joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
         """Return the results of the buckets of a batch, with the fields that are kept: columns, or a list."""
         made = [self._columns(indices, bucket, one) for bucket, one in results]
         if len(made) == 1:
@@ -354,119 +372,130 @@ class MappedBatches(Mapped):
         _check_count(columns, len(indices))
         return self._with_kept(columns, self._labels_of(indices) | kept)
 
-    @property
-    def __edcache_stream__(self) -> Stream | None:
-        """Function that computes many batches, if it is not better to ask for them one by one."""
-        return self._stream if self._devices else None
 
-    def _stream(
-        self, batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Compute batches, while processes read the next ones and the caller stores the last one.
+class DeviceEngine(BatchEngine):
+    """Engine of a device.
 
-        Args:
-            before: called with the first index of a batch and its number of samples, before waiting for it.
-            after: called with (0, 0) before the next batch is taken from `batches`.
-            suspects: indices; a batch with one of them is neither read nor computed.
-        Yields: in the order of `batches` the indices, and the results as of `__getitems__`; None for a batch that is
-            not computed, because reading it or the function raised.
-        """
-        pulled: deque[list[int]] = deque()
+    here: computes the batches that this cannot. readers: processes that read ahead; without any this process reads.
+    progress: whether a line tells how long the device waited.
+    """
 
-        def pull() -> Iterator[list[int]]:
-            while True:
-                after(0, 0)
-                indices = next(batches, None)
-                if indices is None:
-                    return
-                pulled.append(indices)
-                before(pulled[0][0], len(pulled[0]))
-                yield indices if suspects.isdisjoint(indices) else []
+    gives_batches = True
 
-        began = time.monotonic()
-        busy = 0.0 if self._on_device is None else self._on_device.busy
-        while True:
-            loader = DataLoader(
-                _Reading(self),
-                batch_size=None,
-                sampler=pull(),
-                num_workers=self._readers,
-                collate_fn=_unchanged,
-                worker_init_fn=storage.own_positions,
-                pin_memory=self._devices[0].type == "cuda",
-            )
-            try:
-                yield from self._computed(iter(loader), pulled, before)
-                self._tell_waiting(time.monotonic() - began, busy)
-                return
-            except EdcacheError:  # of the archive, when a claim is taken
-                raise
-            except RuntimeError as error:  # a reader was killed
-                base.warn(f"{error}; the batches that were to be read are computed one by one")
-                while pulled:
-                    yield pulled.popleft(), None
-
-    def _tell_waiting(self, seconds: float, before: float) -> None:
-        """Print the part of the last seconds in which the device had no batch. before: its `busy` seconds then."""
-        if self._on_device is not None and seconds >= _TOLD_SECONDS:
-            part = max(0.0, 1 - (self._on_device.busy - before) / seconds)
-            text = f"{self._devices[0]}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
-            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
-
-    def _computed(
-        self,
-        read: Iterator[list[Bucket]],
-        pulled: deque[list[int]],
-        before: Before,
-    ) -> Iterator[tuple[list[int], Any]]:
-        """Launch each batch that was read, and then yield the one before it, whose results arrive meanwhile.
-
-        pulled: indices of the batches that are not yielded yet; this takes them out.
-        """
+    def __init__(
+        self, source: MappedBatches, here: Here, device: torch.device, readers: int, progress: base.Show
+    ) -> None:
+        self._source, self._here, self.watch = source, here, here.watch
+        self._device, self._readers, self._progress = device, readers, progress
         # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
-        ahead = 1 if self._devices[0].type == "cuda" else 0
-        launched: deque[list[tuple[Bucket, Pending]]] = deque()
-        while True:
-            if len(pulled) > len(launched):
-                before(pulled[len(launched)][0], len(pulled[len(launched)]))
-            buckets = next(read, None)
-            if buckets is not None:
-                indices = pulled[len(launched)]
-                before(indices[0], len(indices))
-                launched.append(self._launched(buckets))
-            while len(launched) > (0 if buckets is None else ahead):
-                made = self._arrived(pulled[0], launched.popleft())
-                yield pulled.popleft(), made
-            if buckets is None:
-                return
+        self._most_launched = 2 if device.type == "cuda" else 1
+        # One more than are read and launched, since a reader gets the next batch when one that was read is taken.
+        self.depth = self._most_launched + _READ_AHEAD * readers
+        # Indices of batches that no reader has yet; of batches that are not launched; and the batches that are.
+        self._asked, self._waiting = deque[list[int]](), deque[list[int]]()
+        self._launched = deque[list[tuple[Bucket, Arrive]]]()
+        self._lost = 0
+        self._read: Iterator[list[Bucket]] | None = None
 
-    def _launched(self, buckets: list[Bucket]) -> list[tuple[Bucket, Pending]]:
+    def __enter__(self) -> DeviceEngine:
+        self._began, self._busy = time.monotonic(), self._source.busy
+        return self
+
+    def submit(self, indices: list[int]) -> Pending:
+        """Let a batch be read; one that has ended a process is neither read nor computed here."""
+        if self._here.is_suspect(indices):
+            return self._here.submit(indices)
+        self._waiting.append(indices)
+        self._asked.append(self._here.rows(indices))
+        return Pending(partial(self._result, indices))
+
+    def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
+        """Launch the next batches, and wait for the first, `indices`."""
+        while self._waiting and len(self._launched) < self._most_launched:
+            self._launched.append(self._launch(self._waiting.popleft()))
+        self.watch.begin(indices[0], len(indices))
         try:
-            return [(bucket, self._launch(bucket[1])) for bucket in buckets]
-        except Exception:  # noqa: BLE001 - the sample raises it again when the caller tries halves
+            results = [(bucket, arrive()) for bucket, arrive in self._launched.popleft()]
+            made = counted(self._source.joined(self._here.rows(indices), results), len(indices))
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again; a device raises later, too
+            return self._here.compute(indices)
+        finally:
+            self.watch.made()
+        return [(indices, made)]
+
+    def _launch(self, indices: list[int]) -> list[tuple[Bucket, Arrive]]:
+        """Wait until a batch is read, and launch each shape of it; none if it could not be."""
+        if self._lost:
+            self._lost -= 1
+            return []
+        self.watch.begin(indices[0], len(indices))
+        try:
+            buckets = self._next()
+        except RuntimeError as error:  # a reader was killed
+            base.warn(f"{error}; the batches that were to be read are computed one by one")
+            self._read = None
+            self._asked.clear()
+            self._lost = len(self._waiting)
+            return []
+        try:
+            return [(bucket, self._source.launch(bucket[1])) for bucket in buckets]
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
             return []
 
-    def _arrived(self, indices: list[int], launched: list[tuple[Bucket, Pending]]) -> Any:
-        try:
-            return (
-                self._joined(indices, [(bucket, one.result()) for bucket, one in launched])
-                if launched
-                else None
+    def _next(self) -> list[Bucket]:
+        """Return the batch that was asked for first; readers end when all that was asked for is read."""
+        if self._read is not None:
+            buckets = next(self._read, None)
+            if buckets is not None:
+                return buckets
+        self._read = iter(
+            DataLoader(
+                _Reading(self._source),
+                batch_size=None,
+                sampler=_Asked(self._asked),
+                num_workers=self._readers,
+                collate_fn=_unchanged,
+                worker_init_fn=own_positions,
+                pin_memory=self._device.type == "cuda",
             )
-        except Exception:  # noqa: BLE001 - as above; a device raises after the launch, too
-            return None
+        )
+        return next(self._read)
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """End the readers, and tell in which part of the time the device had no batch."""
+        self._read = None
+        seconds = time.monotonic() - self._began
+        if kind is None and seconds >= _TOLD_SECONDS:
+            part = max(0.0, 1 - (self._source.busy - self._busy) / seconds)
+            text = f"{self._device}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
+            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
+
+
+class _Asked:
+    """Sampler of a DataLoader: the batches that wait for a reader. It goes on after its end, when more wait."""
+
+    def __init__(self, asked: deque[list[int]]) -> None:
+        self._asked = asked
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self._asked:
+            raise StopIteration
+        return self._asked.popleft()
 
 
 class _Reading(Dataset[Any]):
     """Batches of a source, by their indices; none of a batch that cannot be read."""
 
-    def __init__(self, mapped: MappedBatches) -> None:
-        self._mapped = mapped
+    def __init__(self, source: MappedBatches) -> None:
+        self._source = source
 
     def __getitem__(self, indices: Any) -> list[Bucket]:
         try:
-            return self._mapped.read(indices)
-        except Exception:  # noqa: BLE001 - read alone, the sample raises it again
+            return self._source.read(indices)
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
             return []
 
 

@@ -101,10 +101,11 @@ def scheme_of(path: str) -> str:
 @cache
 def _backend(scheme: str) -> Any:
     """The class of what has a path or URL of this scheme."""
-    return _load(_BACKENDS.get(scheme, _OBJECTS))
+    return loaded(_BACKENDS.get(scheme, _OBJECTS))
 
 
-def _load(home: str) -> Any:
+def loaded(home: str) -> Any:
+    """Return what has a name in a module, "package.module:name": a way up to a room that stands above."""
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
 
@@ -146,5 +147,5 @@ def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSou
         kind: "local" or "shm". token: of the copy that another process has open, or None.
         options: `folder` and `max_bytes` of a local one.
     """
-    source: ByteSource = _load(_COPIES[kind])(where, token, **options)
+    source: ByteSource = loaded(_COPIES[kind])(where, token, **options)
     return source

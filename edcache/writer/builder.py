@@ -158,6 +158,16 @@ class ChunkBuilder:
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
 
+    def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
+        """Add samples from a row on, as `add_columns` or `add`, or refuse the one that raised; returns how many."""
+        if isinstance(made, list):
+            self.add(indices[row], made[row])
+        elif isinstance(made, Columns):
+            return self.add_columns(indices, made, row)
+        else:
+            self.refuse(indices[row], made)
+        return 1
+
     def add_columns(self, indices: Sequence[int], columns: Columns, start: int) -> int:
         """Add samples from the row `start` on, until the chunk is full at the most; returns how many.
 

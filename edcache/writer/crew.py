@@ -1,8 +1,12 @@
 """Worker processes that fill an archive together, and the process that looks after them.
 
-The workers find their work by the archive's claims and append for themselves. A worker that dies is replaced.
-A sample that ends its process three times, or takes too long, is recorded as failed; every worker sees that
-when it takes the sample's claim.
+Each runs the loop (writer/part.py) with an engine of its own, and finds its work by the archive's claims: no batch and
+no record passes between processes, and chunks are published as soon as they are due. The process that looks after them
+counts what no worker can: a worker that dies is replaced; a batch that ends its process, or takes too long, is computed
+one by one by the next workers; a sample that ends its process three times, or takes too long, is recorded as failed,
+and every worker sees that when it takes the sample's claim.
+
+What must never happen: that one sample ends workers for ever, or that a worker goes on without its parent.
 """
 
 from __future__ import annotations
@@ -153,16 +157,15 @@ class Crew:
         if timeout is None or index < 0:
             return
         late = (time.monotonic_ns() - began) / 1e9 - timeout * count
-        if late > 0 and count > 1 and not worker.is_late:
-            self._suspect(index)
-            worker.is_late = True
-            worker.process.terminate()
-        elif late > 0 and not worker.is_late:
+        if late > 0 and not worker.is_late:
             text = f"took longer than timeout={timeout:g} seconds"
-            if self._options.on_error == "raise":
+            if count > 1:
+                self._suspect(index)
+            elif self._options.on_error == "raise":
                 raise SourceError(f"{self._path}: sample {index} {text}", path=self._path, index=index)
-            # Before it lets go of its claim, or the next one would hang there too.
-            self._set_aside(index, "TimeoutError", text)
+            else:
+                # Before it lets go of its claim, or the next one would hang there too.
+                self._set_aside(index, "TimeoutError", text)
             # Code in Python ends, and the samples before are published; code in C does not hear it.
             worker.is_late = True
             worker.process.terminate()
@@ -235,7 +238,7 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
         return _Worker(process, results, place, slot)
     except OSError as error:
         raise storage_error(job.path, "starting a worker process", error) from error
-    except Exception as error:
+    except Exception as error:  # pickling runs code of the source
         raise OptionError(
             f"{job.path}: the source cannot be sent to worker processes: {error}; use "
             f'num_workers=0, or multiprocessing_context="fork"'

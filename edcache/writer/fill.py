@@ -16,12 +16,13 @@ from edcache.identity import Keyed
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
-from edcache.writer.features import is_stream
+from edcache.writer.engine import BatchEngine, engine_of
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.refill import fill_keyed
 from edcache.writer.seal import seal
+from edcache.writer.source import is_stream
 from edcache.writer.spot import check_before, with_first_sample
 from edcache.writer.stream import check_stream_workers, fill_stream
 
@@ -99,8 +100,32 @@ def _fill(job: Job) -> None:
         presence = Presence(appender, job.length, job.since)
         if presence.count:
             check_before(job)
+
+        def ending(goes_on: bool = True) -> str:
+            with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
+                presence.update()
+            return job.told(outcome(job.path, presence.count, job.length, goes_on, job.told_samples))
+
         if presence.missing:
-            _compute(job, appender, presence)
+            is_first = appender.claims.join_fillers()
+            shown = base.Progress(job.name, job.options.progress, is_first=is_first)
+            with shown.begin(presence.count, job.length) as progress, errors_with(ending, job):
+                workers = crew_size(job)
+                if workers and appender.claims.can_lock:
+                    Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
+                else:
+                    engine = engine_of(job) if job.options.executor is None else _cluster(job, appender)
+                    part = Part(job, appender, presence, engine, progress.advance)
+                    part.run(presence.missing_claims)
+            presence.update()
+            if job.order is None:
+                # Another process may have made it longer.
+                check_length(job.path, appender.chain.length, job.length)
+            if presence.missing:
+                raise base.SourceError(
+                    f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}",
+                    path=job.path,
+                )
         # In the order of the source also without a sample that failed: else others that it repeats were absent.
         if presence.complete or job.order is not None:
             seal(appender, order=job.order)
@@ -109,45 +134,14 @@ def _fill(job: Job) -> None:
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
 
 
-def _compute(job: Job, appender: Appender, presence: Presence) -> None:
-    is_first = appender.claims.join_fillers()
-    shown = base.Progress(job.name, job.options.progress, is_first=is_first)
+def _cluster(job: Job, appender: Appender) -> BatchEngine:
+    from edcache.writer.cluster import Cluster
 
-    def ending(goes_on: bool = True) -> str:
-        with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
-            presence.update()
-        return job.told(outcome(job.path, presence.count, job.length, goes_on, job.told_samples))
-
-    with (
-        shown.begin(presence.count, job.length) as progress,
-        errors_with(ending, job),
-    ):
-        _drive(job, appender, presence, progress)
-    presence.update()
-    if job.order is None:
-        check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
-    if presence.missing:
-        raise base.SourceError(
-            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}",
-            path=job.path,
-        )
+    return Cluster(job, appender.head)
 
 
-def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Progress) -> None:
-    """Have an executor, a crew of workers, or this process compute and publish the missing samples."""
-
-    def look() -> None:
-        """Show the samples that others have published, workers of this fill too."""
-        before = appender.chain.cursor.offset
-        if samples := presence.update():
-            progress.advance(samples, appender.chain.cursor.offset - before)
-
-    claims, workers = presence.missing_claims, crew_size(job)
-    if job.options.executor is not None:
-        from edcache.writer.cluster import Cluster
-
-        Cluster(job, appender, presence, look).run(claims)
-    elif workers and appender.claims.can_lock:
-        Crew(job, workers, appender, look).run()
-    else:
-        Part(job, appender, presence, lambda index, count: None, progress.advance).run(claims)
+def _look(appender: Appender, presence: Presence, progress: base.Progress) -> None:
+    """Show the samples that the workers of this fill, and others, have published."""
+    before = appender.chain.cursor.offset
+    if samples := presence.update():
+        progress.advance(samples, appender.chain.cursor.offset - before)

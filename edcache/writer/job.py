@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from edcache import base, identity, storage
-from edcache.format import KEY_COLUMN, MAX_LENGTH, Failure, Head, shown_key
+from edcache.format import KEY_COLUMN, Failure, Head, shown_key
 from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender, check_order
 from edcache.writer.builder import ChunkBuilder, FailureOf
-from edcache.writer.features import is_stream, of_worker
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.seal import Order
+from edcache.writer.source import is_stream, refusal, reraise_interrupt, text_of
 from edcache.writer.store import store_at
 
-_MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
+_MOST_TRACEBACK: Final = 8_000
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,6 @@ class Job:
         """Return the index of a sample in the user's source."""
         return int(self.source.indices[index]) if self.is_part else index
 
-    def of_worker(self, slot: int) -> Job:
-        """Return the job with the source as one worker computes it, if the source tells workers apart."""
-        return replace(self, source=of_worker(self.source, slot))
-
     def open(self, *, any_length: bool = False) -> Appender:
         """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
 
@@ -99,7 +94,7 @@ class Job:
         StaleArchiveError, another process gave its samples another order since this fill began.
         """
         appender = store_at(self.path).appender(self.head, self.sync)
-        try:
+        with base.on_error(appender.close):
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
@@ -107,9 +102,6 @@ class Job:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
-        except BaseException:
-            appender.close()
-            raise
         return appender
 
     def _lengthen(self, appender: Appender, length: int) -> None:
@@ -164,7 +156,7 @@ class Job:
         """Return a sample of the source; SourceError if it raises."""
         try:
             return self.source[index]
-        except BaseException as error:
+        except BaseException as error:  # of the source, which may raise SystemExit: it is named
             reraise_interrupt(error, self.index_in_source(index))  # which is no failure of the sample
             raise refusal(error, index, self.path) from error
 
@@ -179,30 +171,6 @@ class Job:
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
         told = text_of(cause) if isinstance(error, base.SourceError) else self.told(text_of(cause), index)
         return Failure(index, is_final, type(cause).__name__, told, text)
-
-
-def reraise_interrupt(error: BaseException, index: int) -> None:
-    """Raise an exception again that a source's code did not cause: an interrupt, an exit by a signal.
-
-    SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        error.args = error.args or (f"at index {index}",)
-        raise error
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    if not isinstance(error, Exception) and any(
-        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
-    ):
-        raise error
-
-
-def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
-    """Make the SourceError of an exception that the source raised at an index."""
-    return base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}",
-        path=path,
-        index=index,
-    )
 
 
 @contextmanager
@@ -235,15 +203,6 @@ def outcome(path: str, kept: int, length: int | None, goes_on: bool = True, samp
         return f"{path} keeps what was computed as long as another process has it open"
     text = f"{path} keeps {kept:,} " + (samples if length is None else f"of {length:,} {samples}")
     return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an exception, cut if it is long; one for a `__str__` that raises."""
-    try:
-        text = str(error)
-    except Exception as second:  # noqa: BLE001 - of the user's class
-        return f"(its text raised {type(second).__name__})"
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
 
 
 def traceback_of(error: BaseException) -> str:
@@ -329,37 +288,3 @@ def worker_count(asked: int | str | None) -> int:
             quota, period = file.read().split()  # "max" without one
         count = min(count, int(quota) // int(period))
     return max(1, count)
-
-
-def check_source(source: Any, path: str) -> None:
-    """Raise OptionError unless a source is a map-style dataset or an iterable of samples, and no loader of another."""
-    if isinstance(source, type):
-        what = f"is the class {source.__name__}; give an object of it, {source.__name__}(...)"
-    elif isinstance(source, (str, bytes, os.PathLike)):
-        what = f"is {base.article(source)}; give a dataset, or open an archive by CachedDataset.from_cache()"
-    elif source is None:
-        what = "is None; let the function end with `return dataset`"
-    elif hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        return
-    elif hasattr(source, "dataset") and hasattr(source, "batch_sampler"):
-        what = f"is {base.article(source)}, whose batches are no samples; give its dataset, and num_workers= here"
-    elif hasattr(source, "__iter__"):
-        return
-    else:
-        what = f"is {base.article(source)} without len() and [index] that cannot be iterated; give a dataset"
-    raise base.OptionError(f"{path}: the source {what}")
-
-
-def length_of(source: Any, path: str, known: int | None = None) -> int:
-    """Return the length of a source, if it is not known. SourceError: it has none; OptionError: no archive holds it."""
-    try:
-        length = len(source) if known is None else known
-    except Exception as error:
-        raise base.SourceError(
-            f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
-            f"{text_of(error)}; give a source whose len() is a whole number from 0 up",
-            path=path,
-        ) from error
-    if length >= MAX_LENGTH:
-        raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
-    return length

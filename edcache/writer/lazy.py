@@ -20,7 +20,7 @@ from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.identity import ENTRY
 from edcache.writer.chunk import Chunk
-from edcache.writer.fetcher import samples_of
+from edcache.writer.engine import Here, samples_of
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.seal import seal
@@ -63,7 +63,7 @@ class LazyFiller:
         archive = self._opened()
         archive.learn(indices[0])
         samples = []
-        for index, sample in zip(indices, samples_of(self._job, indices), strict=True):
+        for index, sample in zip(indices, samples_of(archive.here, indices), strict=True):
             archive.keep(index, sample)
             samples.append(sample)
         return samples
@@ -114,6 +114,7 @@ class _OpenArchive:
         self._pid = os.getpid()
         self._max_bytes = max_bytes
         self._job = replace(job, options=replace(job.options, batch_size=1, num_workers=0))
+        self.here = Here(job)
         self._has_learned = False
         self._appender = job.open()
         self._presence = Presence(self._appender, job.length)
@@ -190,7 +191,7 @@ class _OpenArchive:
                 raise
             self._is_full = True
             base.warn(f"{error}; samples that are not stored yet are computed at every read")
-        except BaseException:
+        except BaseException:  # an append that an interrupt broke off, too: opening it again reads the truth
             self._appender.close()
             raise
         finally:

@@ -1,23 +1,43 @@
-"""Share a fill between processes: claims, and the samples that an archive has.
+"""One loop that fills an archive: claims give batches, an engine computes each, a chunk takes what comes back.
 
-A claim is `claim_size` consecutive indices. The process that locks its byte computes the samples that are missing in
-it; the kernel frees the lock when that process ends. So any number of processes that fill one archive share the work,
-and none waits for a dead one. Of fast samples a process locks many claims by one call.
+    for batch in claims:
+        pending = engine.submit(batch)
+        ...
+        add(pending.result())
+
+A claim is `claim_size` consecutive indices. Its states:
+
+    free -> held        by the process that locks its byte; of fast samples a process locks many by one call
+    held -> free        when no sample is missing in it any more: each has a record in the file or a failure that is
+                        noted there; or when the loop ends; the kernel frees it when its holder dies
+    of another process  comes last: nothing is locked while this one waits for it, so that two fills cannot wait for
+                        each other; then it is held, with what its holder has left
+
+So any number of processes that fill one archive share the work, and none waits for a dead one. The samples that a claim
+lacks are looked up after it is locked, since its last holder published before it let go. The archive alone says which
+samples are there and which have failed (`Presence`), of all processes: failures are counted there.
+
+What must never happen:
+- that a sample is stored under another index than the one that it was computed for;
+- that a process computes a sample twice which the source gave it once, but for a batch that raised;
+- that an error is lost: it ends the loop, or it is a Failure in the archive; samples before it are published;
+- that a claim is free while its samples are computed or not published yet.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 
+from edcache.base import EdcacheError
+from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.features import After, Before, gives_batches
-from edcache.writer.fetcher import Fetcher
+from edcache.writer.engine import BatchEngine, MadeRows, Pending
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
@@ -54,6 +74,7 @@ class Presence:
             present = appender.presence()[:length]
             self.state[: len(present)][present] = PRESENT
             self._chunks = root.chunks
+            self.count = int(np.count_nonzero(present))
         self.update()
 
     def update(self) -> int:
@@ -62,15 +83,18 @@ class Presence:
         chain = self._appender.chain
         if chain.cursor.number == self._entries:
             return 0
-        self._entries = chain.cursor.number
+        known, self._entries = self._entries, chain.cursor.number
         for index, (entry, failure) in chain.failures.items():
-            if index < len(self.state) and self.state[index] != PRESENT:
+            if entry >= known and index < len(self.state) and self.state[index] != PRESENT:
                 self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED
         indices = self._appender.indices_of(chain.chunks[self._chunks :])
         self._chunks = len(chain.chunks)
-        self.state[indices[indices < len(self.state)]] = PRESENT
-        before, self.count = self.count, int(np.count_nonzero(self.state == PRESENT))
-        return self.count - before
+        indices = indices[indices < len(self.state)]
+        # Counted by the new ones: a chunk costs no pass over all samples.
+        new = np.unique(indices[self.state[indices] != PRESENT])
+        self.state[new] = PRESENT
+        self.count += len(new)
+        return len(new)
 
     def has(self, index: int) -> bool:
         """True if a sample has a record."""
@@ -106,22 +130,27 @@ class Presence:
 
 
 class Part:
-    """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals."""
+    """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals.
+
+    advance: called with the number of samples that are there or failed since the last call, and the bytes of their
+    records; samples of other processes count none.
+    """
 
     def __init__(
-        self, job: Job, appender: Appender, presence: Presence, before: Before, after: After
+        self,
+        job: Job,
+        appender: Appender,
+        presence: Presence,
+        engine: BatchEngine,
+        advance: Callable[[int, int], object] = lambda count, nbytes: None,
     ) -> None:
         self._appender, self._claims = appender, appender.claims
-        self._presence = presence
-        self._before, self._after = before, after
-        seconds = _BATCH_SECONDS if gives_batches(job.source) else None
-        self._builder = job.builder(appender, seconds=seconds)
+        self._presence, self._engine, self._watch = presence, engine, engine.watch
+        self._advance = advance
+        self._builder = job.builder(appender, seconds=_BATCH_SECONDS if engine.gives_batches else None)
         self._claim_size = appender.head.claim_size
-        self._fetcher = Fetcher(job, self._builder, before, after)
         self._batch_size = job.options.batch_size or self._claim_size
-        # Locked claims, and the number of samples to compute that were locked up to the last of them.
-        self._held: deque[tuple[range, int]] = deque()
-        self._locked = self._computed = 0
+        self._held: list[range] = []
         # Claims to lock by one call.
         self._least = self._most = -(-self._batch_size // self._claim_size)
         # Samples published here that `presence` has not counted yet.
@@ -132,34 +161,78 @@ class Part:
 
         Computed samples are published before anything is raised.
         """
-        try:
-            while claims:
-                of_others: list[int] = []
-                self._compute(self._lock_free(claims, of_others))
-                # Nothing is locked while waiting, so that two fills cannot wait for each other.
-                self._publish()
+        with self._engine:
+            try:
+                while claims:
+                    of_others: list[int] = []
+                    self._fill(self._batches(claims, of_others))
+                    self._release(is_all=True)
+                    claims = [claim for claim in of_others if self._presence.missing_in(claim)]
+                    if claims:
+                        first = claims.pop(0)  # the others may be free then: their holder may have ended
+                        self._watch.begin(-1, 0)
+                        self._claims.wait(first)
+                        self._watch.end()
+                        self._fill(iter(self._cut(range(first, first + 1))))
+            finally:
+                self._watch.end()
+                try:
+                    self._publish()
+                finally:
+                    self._release(is_all=True)
+
+    def _fill(self, batches: Iterator[list[int]]) -> None:
+        """Have the engine compute the batches of held claims, add their samples, and publish each chunk that is due."""
+        running: deque[Pending] = deque()
+        while True:
+            while len(running) < self._engine.depth and (batch := next(batches, None)) is not None:
+                running.append(self._engine.submit(batch))
+            if not running:
+                break
+            ended, errors = self._engine.ended(running), list[EdcacheError]()
+            for pending in ended:
+                try:
+                    for indices, made in pending.result():
+                        self._add(indices, made)
+                        del made  # no memory of it beside the next one
+                except EdcacheError as error:  # raised when the others that have ended are published
+                    errors.append(error)
+                if self._engine.encodes:
+                    self._publish()
+            if errors:
+                raise errors[0]
+            if not ended:
                 self._look()
-                claims = [claim for claim in of_others if self._presence.missing_in(claim)]
-                if claims:
-                    self._before(-1, 0)
-                    self._claims.wait(claims[0])
-                    self._after(0, 0)
-                    self._compute(self._missing(range(claims[0], claims[0] + 1)))
-                    # The others may be free too: their holder may have ended.
-                    del claims[0]
-        finally:
-            self._publish()
-            self._presence.update()
+        self._publish()
 
-    def _compute(self, batches: Iterator[list[int]]) -> None:
-        """Compute batches of samples in locked claims, and publish each chunk that is due."""
-        for count in self._fetcher.compute(batches):
-            self._computed += count
-            if self._builder.is_due:
-                self._publish(is_computing=True)
+    def _add(self, indices: list[int], made: MadeRows | Failure | Chunk) -> None:
+        """Add the samples of indices, or failures, or append their chunk; publish each time that this is due."""
+        if not isinstance(made, list) and isinstance(made, Failure | Chunk):
+            self._add_encoded(made)
+            return
+        row, builder = 0, self._builder
+        while row < len(indices):
+            before = builder.nbytes
+            count = builder.add_made(indices, made, row)
+            self._advance(count, builder.nbytes - before)
+            row += count
+            if builder.is_due:
+                self._watch.end()
+                self._publish()
+        self._watch.end()
 
-    def _lock_free(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
-        """Lock the claims that no other process has, and yield the missing samples; list the others."""
+    def _add_encoded(self, made: Failure | Chunk) -> None:
+        if isinstance(made, Failure):
+            self._builder.failures.append(made)
+            return
+        self._look()  # a task that ran again has samples that the archive has
+        new = self._presence.lacking(made)
+        if new.count:
+            self._unseen += self._builder.append(self._appender, new)
+            self._advance(new.count, len(new.data))
+
+    def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
+        """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""
         position = 0
         while position < len(claims):
             first = claims[position]
@@ -171,42 +244,39 @@ class Part:
             most = next((k for k, claim in enumerate(ahead) if claim != first + k), len(ahead))
             count = self._claims.claim(first, most)
             if count:
-                yield from self._missing(range(first, first + count))
+                began = time.monotonic()
+                yield from self._cut(range(first, first + count))
+                seconds = max(time.monotonic() - began, 1e-6)
+                self._most = max(self._least, int(count * _RUN_SECONDS / seconds))
             else:
                 of_others.append(first)
             position += max(1, count)
 
-    def _missing(self, claims: range) -> Iterator[list[int]]:
-        """Yield the samples that are missing in claims that this process has locked, in batches."""
-        # Their last holder published before it freed them, so now is the time to look.
+    def _cut(self, claims: range) -> list[list[int]]:
+        """Return the samples that are missing in claims that this process has just locked, in batches."""
+        self._held.append(claims)
         self._look()
-        began, missing = time.monotonic(), self._presence.missing_in(claims.start, len(claims))
-        self._locked += len(missing)
-        self._held.append((claims, self._locked))
-        size = max(1, len(missing)) if self._fetcher.takes_any else self._batch_size
-        for start in range(0, len(missing), size):
-            yield missing[start : start + size]
-        seconds = time.monotonic() - began
-        self._most = max(self._least, int(len(claims) * _RUN_SECONDS / max(seconds, 1e-6)))
-        if not len(self._builder) and not self._builder.failures:
-            self._release(is_computing=True)
+        missing = self._presence.missing_in(claims.start, len(claims))
+        if not missing:
+            self._release()
+        size = max(1, len(missing)) if self._engine.takes_any else self._batch_size
+        return [missing[start : start + size] for start in range(0, len(missing), size)]
 
     def _look(self) -> None:
         """Count the samples that other processes have published."""
         others = self._presence.update() - self._unseen
         self._unseen = 0
         if others > 0:
-            self._after(others, 0)
+            self._advance(others, 0)
 
-    def _publish(self, is_computing: bool = False) -> None:
-        """Publish the pending samples and free the claims, but for the ones that are being computed."""
-        try:
-            self._unseen += self._builder.publish(self._appender)
-        finally:
-            self._release(is_computing)
+    def _publish(self) -> None:
+        """Publish the pending samples and failures, and free the claims in which none is missing any more."""
+        self._unseen += self._builder.publish(self._appender)
+        self._look()
+        self._release()
 
-    def _release(self, is_computing: bool = False) -> None:
-        while self._held and not (is_computing and self._held[0][1] > self._computed):
-            claims, _ = self._held[0]
-            self._claims.release(claims.start, len(claims))
-            self._held.popleft()
+    def _release(self, is_all: bool = False) -> None:
+        for claims in [*self._held]:
+            if is_all or not self._presence.missing_in(claims.start, len(claims)):
+                self._claims.release(claims.start, len(claims))
+                self._held.remove(claims)

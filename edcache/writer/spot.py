@@ -25,9 +25,9 @@ from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.appender import Appender
 from edcache.writer.crew import compute_apart, crew_size
-from edcache.writer.features import is_stream
-from edcache.writer.fetcher import compute_again
+from edcache.writer.engine import compute_again
 from edcache.writer.job import Job
+from edcache.writer.source import is_stream
 
 _Record: TypeAlias = tuple[str, bytes]
 

@@ -19,11 +19,10 @@ from edcache.writer.job import (
     Job,
     errors_with,
     outcome,
-    refusal,
-    reraise_interrupt,
     worker_count,
 )
 from edcache.writer.seal import seal
+from edcache.writer.source import refusal, reraise_interrupt
 from edcache.writer.spot import check_before, note_seconds
 
 # First samples of each worker that are compared with another worker's, before one is stored.
@@ -96,7 +95,7 @@ def _samples(job: Job) -> Iterator[Any]:
             sample = next(remaining)
         except StopIteration:
             return
-        except BaseException as error:
+        except BaseException as error:  # of the source, which may raise SystemExit: it is named
             reraise_interrupt(error, index)
             raise refusal(error, index, job.path) from error
         yield sample

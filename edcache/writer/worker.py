@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from edcache.writer.fetcher import compute_again
-from edcache.writer.job import Job, carried, refusal
+from edcache.writer.engine import Watch, compute_again, engine_of
+from edcache.writer.job import Job, carried
 from edcache.writer.part import Part, Presence
+from edcache.writer.source import refusal
 
 # A worker that lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS: Final = 2.0
@@ -37,25 +38,25 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
     Args:
         place, slot: as of `crew._Worker`. number: of all workers of the fill, also of ended ones.
     """
-    turn = _Turn(place)
-    _prepare(turn, number)
+    watch = _ToParent(place)
+    _prepare(watch, number)
     message: Any = None
     try:
-        job = job.of_worker(slot)
+        engine = engine_of(job, watch, slot)
         if job.again is not None:
-            turn.begin(job.again[0], 1)
+            watch.begin(job.again[0], 1)
             made = compute_again(job, *job.again)
-            turn.end(1, 0)
+            watch.end()
             results.send(made)
             return
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
             presence = Presence(appender, job.length, job.since)
-            Part(job, appender, presence, turn.begin, turn.end).run(presence.missing_claims)
+            Part(job, appender, presence, engine).run(presence.missing_claims)
     except Stopped:
-        message = turn.index
+        message = watch.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        error = refusal(raised, max(0, turn.index), job.path)
+        error = refusal(raised, max(0, watch.index), job.path)
         error.__cause__ = raised
         message = carried(error)
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
@@ -65,7 +66,7 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
     results.close()
 
 
-class _Turn:
+class _ToParent(Watch):
     """Tell the parent which sample is computed, and let signals end that alone, and waiting for a claim.
 
     A publication goes on to its end.
@@ -89,8 +90,12 @@ class _Turn:
             self._is_open = False
             raise Stopped
 
-    def end(self, count: int, nbytes: int) -> None:
-        """Note that it was computed, or waited for."""
+    def made(self) -> None:
+        """Let signals wait; the parent still takes it for the sample that is computed, until it is added."""
+        self._is_open = False
+
+    def end(self) -> None:
+        """Note that it was added, or waited for."""
         self._is_open = False
         self._place[0] = 0
 
@@ -121,8 +126,8 @@ class _Turn:
             raise Stopped
 
 
-def _prepare(turn: _Turn, number: int) -> None:
-    turn.listen()
+def _prepare(watch: _ToParent, number: int) -> None:
+    watch.listen()
     torch.set_num_threads(1)
     # A fork inherits the generators, and all workers would draw the same numbers.
     seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)

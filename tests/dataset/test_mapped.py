@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
-from edcache.writer import features
+from edcache.writer import source as asked
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
@@ -1074,7 +1074,7 @@ def test_a_source_is_asked_for_batches_as_any_fill_asks_it(tmp_path, monkeypatch
 
 def test_a_stack_of_torch_is_asked_for_samples():
     """Its `__getitems__` asks its datasets for whatever has that name."""
-    assert features.batches_of(StackDataset(Numbers())) == (None, False)
+    assert asked.batches_of(StackDataset(Numbers())) == (None, False)
 
 
 class Shapes(Dataset):

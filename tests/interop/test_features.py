@@ -10,7 +10,7 @@ import torch
 from optional import Library
 
 from edcache import CachedDataset
-from edcache.writer.features import declared
+from edcache.writer.source import declared
 
 datasets = Library("datasets")
 

@@ -25,11 +25,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Arguments of @cachable, names of the package, members of a dataset, commands: what a user reads through.
 OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 32, 36, 11, 19
 # Of the package.
-MODULES, CLASSES, FLOORS = 184, 307, 8
+MODULES, CLASSES, FLOORS = 185, 310, 8
 # Functions and files of the package that run, and calls: with a source of dicts of a tensor and a label.
 WALKS = {
     "fill": {"functions": 665, "files": 68},
-    "reopen": {"functions": 183, "files": 30, "calls": 393},
+    "reopen": {"functions": 182, "files": 30, "calls": 393},
     "batch": {"functions": 40, "files": 13, "calls": 46},
     "filter": {"functions": 35, "files": 10},
 }

@@ -17,8 +17,8 @@ from edcache import CachedDataset, CacheWriter
 from edcache.errors import CodecError, LabelError, OptionError
 from edcache.labels.collector import LabelCollector
 from edcache.reader import Reader
-from edcache.writer.features import batches_of as asking_of
-from edcache.writer.features import declared
+from edcache.writer.source import batches_of as asking_of
+from edcache.writer.source import declared
 
 UUID = bytes(range(16))
 POINT = np.dtype([("a", "u1"), ("b", ">f8")], align=True)

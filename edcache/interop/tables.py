@@ -1,48 +1,31 @@
-"""Datasets of other libraries: KappaData's by items; Hugging Face's with their dtypes; any by columns.
+"""Datasets of other libraries as sources: KappaData's by items; Hugging Face's with their dtypes, and by columns.
 
 Without a format, one of Hugging Face gives lists of Python numbers for arrays. They become arrays: ArrayXD
 whole, and sequences of numbers one by one, so that ragged ones stay possible. A None, and a list with a None in it,
 stays as it is. A dataset with a format (`with_format`, `set_transform`) gives its samples in that format.
+
+A fill finds these functions by their names (writer/source.py), since this room stands above it.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from edcache.codec import Columns
+from edcache.writer import run_of
 
 _DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 # Features whose values are stored in the table, and made by no code of the user's nor a decoder of images or sounds.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Converter = Callable[[Any], Any]
-Ask: TypeAlias = Callable[[list[int]], Any]
-"""Gives samples of a source: a list of them, Columns, or a dict or a tuple of columns."""
-Before: TypeAlias = Callable[[int, int], object]
-"""Called with the first index of a call of the source, and the number of its samples; with -1 and 0 before waiting for
-a claim; may raise."""
-After: TypeAlias = Callable[[int, int], object]
-"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
-Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
-"""Gives samples as `Ask` does, batch after batch; see `dataset/mapped.py:MappedBatches`."""
-
-
-def is_stream(source: Any) -> bool:
-    """True if a source is iterated, because it is no map-style dataset."""
-    if isinstance(source, IterableDataset):
-        return True
-    is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")
-    return hasattr(source, "__iter__") and not is_map
 
 
 def declared(source: Any) -> Any:
@@ -60,9 +43,6 @@ def declared(source: Any) -> Any:
 
 def by_items(source: Any) -> Any:
     """Wrap a KDDataset, which has getitem_x in place of [index], so that samples are dicts; return any other."""
-    read = getattr(type(source), "__getitem__", None)
-    if read is not None and not str(getattr(read, "__module__", "")).startswith("kappadata.datasets."):
-        return source
     attributes = {*dir(source), *dir(getattr(source, "root_dataset", None))}
     names = sorted(name[8:] for name in attributes if name.startswith("getitem_"))
     return _Items(source, names) if names else source
@@ -82,96 +62,16 @@ class _Items(Dataset[Any]):
         return {"index": index, **items}
 
 
-def batches_of(source: Any) -> tuple[Ask | None, bool]:
-    """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
-    if type(source) is Subset:
-        inner, is_any = batches_of(source.dataset)
-        indices, count = source.indices, len(source.dataset) if is_any else 0  # type: ignore[arg-type]
-
-        def of_subset(rows: list[int]) -> Any:
-            chosen = [operator.index(indices[row]) for row in rows]
-            # A table of `datasets` takes none that count from its end.
-            return inner([row + count * (row < 0) for row in chosen])  # type: ignore[misc]
-
-        return inner and of_subset, is_any
-    ask = _columns_of(source)
-    return (_getitems(source), False) if ask is None else (ask, True)
-
-
-def gives_batches(source: Any) -> bool:
-    """True if a source computes samples in batches, by `__getitems__`."""
-    ask, takes_any = batches_of(source)
-    return ask is not None and not takes_any
-
-
-def stream_of(source: Any) -> Stream | None:
-    """Return the function of a source that computes many batches at a time, if it has one."""
-    if type(source) is not Subset:
-        stream: Stream | None = getattr(source, "__edcache_stream__", None)
-        return stream
-    inner, rows = stream_of(source.dataset), source.indices
-    if inner is None:
-        return None
-
-    def of_subset(
-        batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
-    ) -> Iterator[tuple[list[int], Any]]:
-        asked: deque[list[int]] = deque()
-        first: dict[int, int] = {}  # index of the batch that begins with a sample of the inner source
-
-        def pull() -> Iterator[list[int]]:
-            for indices in batches:
-                asked.append(indices)
-                first[rows[indices[0]]] = indices[0]
-                yield [rows[index] for index in indices]
-
-        told = partial(_told, before, first)
-        for _, made in inner(pull(), told, after, {rows[index] for index in suspects}):
-            yield asked.popleft(), made
-
-    return of_subset
-
-
-def _told(before: Before, first: dict[int, int], index: int, count: int) -> object:
-    return before(first.get(index, index), count)
-
-
-def of_worker(source: Any, slot: int) -> Any:
-    """Return a source as one worker of a fill computes it, if it tells workers apart."""
-    if type(source) is Subset:
-        return Subset(of_worker(source.dataset, slot), source.indices)
-    own = getattr(source, "__edcache_worker__", None)
-    return source if own is None else own(slot)
-
-
-def _getitems(source: Any) -> Ask | None:
-    """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
-
-    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`, nor if one of torch's
-    own calls what has the name there. Batches of a table of `datasets` may have other types than its rows.
-    """
+def is_table(source: Any) -> bool:
+    """True if a source is a table of `datasets`, whose batches may have other types than its rows."""
     datasets: Any = sys.modules.get("datasets")
-    if datasets is not None and isinstance(source, datasets.Dataset):
-        return None
-    for kind in type(source).__mro__:
-        if "__getitems__" in vars(kind):
-            ask: Ask = source.__getitems__
-            return None if kind.__module__.startswith("torch.utils.data.") else ask
-        if "__getitem__" in vars(kind):
-            return None
-    return None
+    return datasets is not None and isinstance(source, datasets.Dataset | _FeatureRows)
 
 
-def _columns_of(source: Any) -> Ask | None:
-    """Return a function that gives samples as columns; None unless they are rows of plain data."""
-    if type(source) is TensorDataset:
-        tensors = source.tensors
-        if all(type(tensor) is torch.Tensor and len(tensor) == len(source) for tensor in tensors):
-            return lambda rows: Columns(tuple(tensor[_run(rows)] for tensor in tensors))
-        return None
+def columns_of(source: Any) -> Callable[[list[int]], Columns] | None:
+    """Return a function that gives samples of a table as columns; None unless they are rows of plain data."""
     converters, table = (source.converters, source.source) if type(source) is _FeatureRows else ({}, source)
-    datasets: Any = sys.modules.get("datasets")
-    if datasets is None or type(table) is not datasets.Dataset or not table.column_names:
+    if type(table) is not sys.modules["datasets"].Dataset or not table.column_names:
         return None
     features = [table.features[name] for name in table.format["columns"]]
     if table.format["type"] is None:
@@ -187,12 +87,6 @@ def _columns_of(source: Any) -> Ask | None:
     return None
 
 
-def _run(rows: list[int]) -> slice | list[int]:
-    """Rows that follow one another as a slice, which copies nothing."""
-    is_run = rows[0] >= 0 and rows == [*range(rows[0], rows[0] + len(rows))]
-    return slice(rows[0], rows[-1] + 1) if is_run else rows
-
-
 def _is_data(feature: Any) -> bool:
     if isinstance(feature, dict | list):
         return all(map(_is_data, feature.values() if isinstance(feature, dict) else feature))
@@ -200,7 +94,7 @@ def _is_data(feature: Any) -> bool:
 
 
 def _lists(table: Any, converters: dict[str, _Converter], rows: list[int]) -> Columns:
-    columns = table[_run(rows)]
+    columns = table[run_of(rows)]
     return Columns(
         {
             name: list(map(converters[name], values) if name in converters else values)
@@ -211,7 +105,7 @@ def _lists(table: Any, converters: dict[str, _Converter], rows: list[int]) -> Co
 
 def _arrays(table: Any, rows: list[int]) -> Columns:
     """Return columns of rows; TypeError if a row has another type, as have floats with the format of numpy."""
-    columns = Columns(dict(table[_run(rows)]))
+    columns = Columns(dict(table[run_of(rows)]))
     for one, other in zip(table[rows[0]].items(), columns.at(0).items(), strict=True):
         if [*map(_kind, one)] != [*map(_kind, other)]:
             raise TypeError(f"{one} is {other} in its column")
@@ -267,13 +161,10 @@ def _has_none(value: list[Any]) -> bool:
     return None in value
 
 
-class _Declared:
+class _FeatureRows(Dataset[Any]):
     def __init__(self, source: Any, convert: _Converter) -> None:
-        self.source = source
-        self._convert = convert
+        self.source, self._convert = source, convert
 
-
-class _FeatureRows(_Declared, Dataset[Any]):
     @property
     def converters(self) -> dict[str, _Converter]:
         """Converters of the columns that have one."""
@@ -286,6 +177,9 @@ class _FeatureRows(_Declared, Dataset[Any]):
         return self._convert(self.source[index])
 
 
-class _FeatureStream(_Declared, IterableDataset[Any]):
+class _FeatureStream(IterableDataset[Any]):
+    def __init__(self, source: Any, convert: _Converter) -> None:
+        self.source, self._convert = source, convert
+
     def __iter__(self) -> Iterator[Any]:
         return map(self._convert, self.source)

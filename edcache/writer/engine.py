@@ -1,0 +1,245 @@
+"""Engines of a fill: what computes a batch of samples. `writer/part.py` has the loop that asks them.
+
+    Here                 this process, by `source[index]`, or by one call for a batch
+    cluster.Cluster      tasks of an executor, whose results are chunks
+    `__edcache_engine__` of the source: a device, which computes a batch while the next one is read
+
+An engine must
+- take any batch at `submit` without waiting for its samples, and remember at most `depth` of these;
+- give each sample of a batch, or its error, exactly once, under the index that was asked for, in `Pending.result`;
+- compute a batch by `Here` that it cannot compute itself: so want of memory halves a batch, any other error has its
+  samples computed one by one, and the one that raises is named, in one place for all engines;
+- say to `Watch` what it computes before each call of code of the user, since that may hang or end the process.
+
+A crew (writer/crew.py) is no engine, but processes that run the loop, each with an engine of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+
+from edcache import base, identity
+from edcache.base import OptionError, SourceError
+from edcache.codec import Columns
+from edcache.format import Failure
+from edcache.identity import Recomputed
+from edcache.storage import own_positions
+from edcache.writer.chunk import Chunk
+from edcache.writer.job import Job
+from edcache.writer.source import batches_of, is_stream, root_of, rows_in_root, text_of
+
+MadeRows: TypeAlias = Columns | list[Any] | SourceError
+"""Samples of some indices; or the error of one."""
+PartOfBatch: TypeAlias = tuple[list[int], MadeRows | Failure | Chunk]
+"""Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
+
+# Parts of the texts of errors that no exception class tells apart: of torch, CUDA, cuBLAS and XLA.
+_WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
+# Options of `map` whose errors are of the call, not of a sample.
+_OF_MAP: Final = "fn", "keep"
+
+
+class Watch:
+    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process."""
+
+    def begin(self, index: int, count: int) -> None:
+        """Note that `count` samples from `index` on are computed now, or a claim is waited for (-1, 0).
+
+        Raises: an error that ends the fill, now or until `made`, if a signal ends this process.
+        """
+
+    def made(self) -> None:
+        """Note that they are computed; they are to be added."""
+
+    def end(self) -> None:
+        """Note that they are added, or that it has ended otherwise."""
+
+
+class Pending(NamedTuple):
+    """Batch that an engine was given.
+
+    result: waits for its samples, and gives them in parts, once. Raises: EdcacheError, the fill cannot go on; parts
+        that were given before stay.
+    """
+
+    result: Callable[[], Iterable[PartOfBatch]]
+
+
+class BatchEngine(AbstractContextManager["BatchEngine"]):
+    """Computes batches; a context, at whose end it lets go of processes and devices.
+
+    depth: most batches to submit before the first result is taken.
+    gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
+    encodes: True if results are chunks. watch: told what this process computes.
+    """
+
+    watch = Watch()
+    depth = 1
+    gives_batches = takes_any = encodes = False
+
+    @abstractmethod
+    def submit(self, indices: list[int]) -> Pending:
+        """Begin to compute samples."""
+
+    def ended(self, running: deque[Pending]) -> list[Pending]:
+        """Take out of the batches that run the ones whose results are there, or are to be waited for; perhaps none."""
+        return [running.popleft()]
+
+
+class Here(BatchEngine):
+    """Engine of this process: code of the source alone, by `source[index]` or by one call for a batch."""
+
+    def __init__(self, job: Job, watch: Watch | None = None) -> None:
+        own_positions()
+        self._job, self.watch = job, watch or self.watch
+        self._ask, self.takes_any = batches_of(job.source)
+        self.gives_batches = self._ask is not None and not self.takes_any
+
+    def submit(self, indices: list[int]) -> Pending:
+        """Note a batch, which `Pending.result` computes."""
+        return Pending(partial(self.compute, indices))
+
+    def __exit__(self, *raised: object) -> None:
+        """Let go of nothing."""
+
+    def rows(self, indices: list[int]) -> list[int]:
+        """Return indices of the source that a Subset has, at any depth."""
+        return rows_in_root(self._job.source, indices)
+
+    def is_suspect(self, indices: list[int]) -> bool:
+        """True if a batch with one of these has ended its process: they are to be computed one by one."""
+        return not self._job.suspects.isdisjoint(indices)
+
+    def compute(self, indices: list[int]) -> Iterator[tuple[list[int], MadeRows]]:
+        """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
+
+        Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
+            the next ones; or with the SourceError of a sample that raises.
+        Raises: OptionError, an argument of `map` makes wrong results of every batch.
+        """
+        parts = [indices]
+        while parts:
+            part, is_halved = parts.pop(), False
+            if self._ask is not None and not self.is_suspect(part):
+                made: Any = None
+                self.watch.begin(part[0], len(part))
+                try:
+                    made = counted(self._ask(part), len(part))
+                except (
+                    Exception
+                ) as error:  # of the source: computed alone, the sample that raises names itself
+                    if isinstance(error, OptionError) and error.option in _OF_MAP:
+                        raise
+                    is_halved = len(part) > 1 and _is_want_of_memory(error)
+                    if len(part) > 1 and not is_halved:
+                        _warn_of(error, self._job, part)
+                finally:
+                    self.watch.made()
+                # Here no error holds the memory of the batch any more.
+                if made is not None:
+                    yield part, made
+                    continue
+            if is_halved:
+                half = len(part) // 2
+                parts += part[half:], part[:half]
+                continue
+            for index in part:
+                self.watch.begin(index, 1)
+                try:
+                    made = [self._job.compute(index)]
+                except SourceError as error:
+                    made = error
+                finally:
+                    self.watch.made()
+                yield [index], made
+                del made  # no memory of it beside the next one
+
+
+def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngine:
+    """Return the engine of one process of a fill: the source's own, if it has one, else this process.
+
+    slot: of the process among its crew.
+    """
+    here = Here(job, watch)
+    own = getattr(root_of(job.source), "__edcache_engine__", None)
+    engine: BatchEngine | None = None if own is None else own(here, slot)
+    return here if engine is None else engine
+
+
+def samples_at(source: Any, indices: list[int]) -> list[Any]:
+    """Read samples of a source: several by one call if it gives batches, one by `source[index]`.
+
+    Raises: SourceError, it gives another number of samples; as the source does.
+    """
+    ask, _ = batches_of(source)
+    if ask is None or len(indices) == 1:
+        return [source[index] for index in indices]
+    return [*_each(counted(ask(indices), len(indices)))]
+
+
+def samples_of(here: Here, indices: list[int]) -> Iterator[Any]:
+    """Compute samples in this process. Raises: SourceError, for one that raises.
+
+    Yields: each sample; the source may change it while it computes the next one.
+    """
+    for _, made in here.compute(indices):
+        if isinstance(made, SourceError):
+            raise made
+        yield from _each(made)
+
+
+def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
+    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`.
+
+    stored: record; without one, what computing changes in the source is told.
+    """
+    own_positions()
+    if is_stream(job.source):
+        return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
+    # The length counts different samples, and a source may repeat keys.
+    end = max(index + 1, min(job.length, index + (job.options.batch_size or job.head.claim_size)))
+    ways: list[Callable[[], Any]] = [
+        partial(job.compute, index),
+        lambda: next(samples_of(Here(job), [*range(index, end)])),
+    ]
+    if (stored is None or least > 1) and identity.holds_generator(job.source):
+        least = identity.FEW_DRAWS
+    described = job.source.dataset if job.is_part else job.source
+    before = identity.recipe_of(described) if stored is None else None
+    again = identity.recompute(ways[:least], job.head.codec, least, stored)
+    return again if before is None else again._replace(state=before.changed(identity.recipe_of(described)))
+
+
+def _each(made: Any) -> Iterator[Any]:
+    return iter(made) if isinstance(made, list) else map(made.at, range(made.count))
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or any(
+        words in text.lower() for words in _WANTS_OF_MEMORY
+    )
+
+
+def _warn_of(error: Exception, job: Job, indices: list[int]) -> None:
+    """Warn that a batch raised, of an archive the first time."""
+    what = f"{job.path}: a batch of {len(indices):,} samples, from index {indices[0]} on, raised"
+    then = "its samples are computed one by one, as are those of other batches that raise"
+    text = f"{job.told(what, indices[0])} {type(error).__name__}: {text_of(error)}; {then}"
+    base.warn(text, once=(_warn_of, job.path))
+
+
+def counted(made: Any, count: int) -> Columns | list[Any]:
+    """Return samples as a list or Columns. Raises: SourceError, they are not `count`; as Columns does."""
+    samples = made if isinstance(made, list | Columns) else Columns(made)
+    length = samples.count if isinstance(samples, Columns) else len(samples)
+    if length != count:
+        raise SourceError(f"{length:,} samples were given for {count:,} indices")
+    return samples
