@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,8 @@ class Weighted(EpochSampler):
         self._arrays = [self._sums]
         count = len(values) if num_samples is None else num_samples
         total = self._sums[-1] if len(values) else 0.0
-        if count and not 0 < total < math.inf:
+        # A draw below a smaller sum would be rounded up to it.
+        if count and not sys.float_info.min <= total < math.inf:
             raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
         super().__init__(ds, count, seed, **keywords)
 

@@ -132,9 +132,7 @@ class Here(BatchEngine):
                 self.watch.begin(part[0], len(part))
                 try:
                     made = counted(self._ask(part), len(part))
-                except (
-                    Exception
-                ) as error:  # of the source: computed alone, the sample that raises names itself
+                except Exception as error:  # of the source: computed alone, a sample that raises is named
                     if isinstance(error, OptionError) and error.option in _OF_MAP:
                         raise
                     is_halved = len(part) > 1 and _is_want_of_memory(error)
