@@ -457,7 +457,7 @@ def test_weights_of_any_size_are_drawn_by():
         (([1, 1, math.inf],), "weight of sample 2 is inf; weights are finite and not negative"),
         (([0, 0, 0],), "the weights sum to 0.0; give finite ones, some above 0"),
         (([1e308, 1e308, 1],), "the weights sum to inf; give finite ones, some above 0"),
-        (([5e-324],), "the weights sum to 5e-324; give finite ones, some above 0"),
+        (([0, 5e-324, 0],), "the weights sum to 5e-324; give finite ones, some above 0"),
         (([1, 1],), "2 values for 3 samples; give one for each"),
         ((["a", "b", "c"],), "an array of <U1; give numbers"),
         ((["a", None, "c"],), None),
