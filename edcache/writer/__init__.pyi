@@ -2,7 +2,7 @@ from .appender import Appender as Appender
 from .appender import recover as recover
 from .appender import retry_if_replaced as retry_if_replaced
 from .builder import ChunkBuilder as ChunkBuilder
-from .cache import CacheWriter as CacheWriter
+from .cache_writer import CacheWriter as CacheWriter
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .engine import BatchEngine as BatchEngine

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -95,7 +96,12 @@ def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
 LIBRARIES = [
     *("pyarrow", "zstandard", "simplejpeg", "PIL", "pandas", "fsspec", "aiohttp", "redis", "huggingface_hub"),
     *("click", "tqdm.auto", "dask", "ray", "torch_xla", "datasets"),
-    *("edcache.writer.fill", "edcache.writer.cache", "edcache.writer.fingerprint", "edcache.dataset.relabel"),
+    *(
+        "edcache.writer.fill",
+        "edcache.writer.cache_writer",
+        "edcache.writer.engine",
+        "edcache.dataset.relabel",
+    ),
     *("edcache.interop", "edcache.tools", "edcache.backends"),
 ]
 CLASS_ALONE = """
@@ -109,6 +115,7 @@ print(*(name for name in sys.argv[1:] if name in sys.modules and name not in bef
 
 
 def test_the_class_alone_imports_no_library_and_nothing_that_fills():
+    assert all(find_spec(name) for name in LIBRARIES if name.startswith("edcache."))
     command = [sys.executable, "-c", CLASS_ALONE, *LIBRARIES]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == []
 
