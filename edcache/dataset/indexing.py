@@ -100,7 +100,7 @@ class Readable(Dataset[T_co]):
         try:
             readers = self._reading.root.readers
             is_near = all(one.session.has_all and one.session.memory()["mapped"] for one in readers)
-            is_plain = not _runs_functions(self._reading) and not any(
+            is_plain = not runs_functions(self._reading) and not any(
                 reader.allow_pickle for reader in readers
             )
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
@@ -148,9 +148,9 @@ def batch_of(ds: Readable[Any], indices: Any) -> Batch:
     return Batch(reading.asked(indices), reading.root.batch_transform)
 
 
-def _runs_functions(reading: Reading) -> bool:
+def runs_functions(reading: Reading) -> bool:
     """True if a user's function changes samples, also of parts."""
-    return reading.has_transform or any(map(_runs_functions, reading.root.parts))
+    return reading.has_transform or any(map(runs_functions, reading.root.parts))
 
 
 def info_of(reader: Reader) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Loader:
         self.dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
         self._num_threads, self._prefetch = num_threads, prefetch
         self._asked_device = device
-        self._memory: Memory = _pinned if pin_memory else fresh
+        self._memory: Memory = pinned if pin_memory else fresh
         self._reading = reading_of(dataset)
         if sampler is not None:
             if shuffle:
@@ -160,7 +160,7 @@ class Loader:
         mutex = threading.Lock()
         is_ending, reader = sys.is_finalizing, threading.get_ident()
         count = self._num_threads
-        pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
+        pool = ThreadPoolExecutor(count, "edcache-loader", work_alone, (torch.get_num_threads(),))
         try:
             while True:
                 # Handing over a small batch takes longer than making it.
@@ -274,7 +274,7 @@ def _slice_order(order: RankOrder, starts: range) -> Iterator[Ints]:
         yield from (positions[k : k + starts.step] for k in range(0, len(positions), starts.step))
 
 
-def _work_alone(before: int) -> None:
+def work_alone(before: int) -> None:
     """Let torch use this one thread only: threads of threads would wait for each other.
 
     Threads that start later would inherit the setting, so another thread sets it back. The first call keeps this thread
@@ -297,6 +297,6 @@ def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     return tree_map(each, batch)
 
 
-def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Make an uninitialized tensor in page-locked memory; torch uses it again when no tensor and no copy needs it."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -1,6 +1,7 @@
 """`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset.
 
-A batch for a device is submitted, read (by processes, in the order of the submissions), launched, and arrives. On a GPU
+A batch for a device is submitted, read (in the order of the submissions: of a cache by threads, which gather it as
+`ds.loader` does; of any other source by processes), launched, and arrives. On a GPU
 one is launched ahead: it is computed while the one before it travels back and is stored. A batch that cannot be read or
 launched, or raises, is computed by the engine of this process (writer/engine.py:Here).
 
@@ -15,10 +16,12 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -30,9 +33,11 @@ from edcache.base import CacheOptions, CodecError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Arrive, Devices, Function, OnDevice, check_frozen, devices_of, taken
-from edcache.dataset.indexing import Readable, reading_of
+from edcache.dataset.indexing import Readable, batch_of, reading_of, runs_functions
 from edcache.dataset.keys import keys_from, record_versions, stores_records
+from edcache.dataset.loader import pinned, work_alone
 from edcache.dataset.transforms import Draw
+from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
 from edcache.writer import BatchEngine, Here, PartOfBatch, Pending, counted
 
@@ -44,8 +49,9 @@ Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
 
 # Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
 _TOLD_SECONDS, _MUCH = 10, 0.1
-# Batches that a DataLoader has each of its processes read ahead.
+# Batches that each reader reads ahead; and threads that gather, of which one is not enough for a fast model.
 _READ_AHEAD: Final = 2
+_LEAST_THREADS: Final = 2
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -81,7 +87,8 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             equal key are computed once, unless `keep` takes another value of each along. The default is
             `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
-        keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
+        keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each. A
+            cache, or a view, without functions is read ahead by as many threads, and two at least.
     Returns:
         A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` computes one sample to compare.
     Raises:
@@ -327,12 +334,21 @@ class MappedBatches(Mapped):
     def __getitems__(self, indices: list[int]) -> Any:
         return self.joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
 
-    def read(self, indices: list[int]) -> list[Bucket]:
+    @property
+    def gathers(self) -> bool:
+        """True if a batch is read by one gather a field, without code of the user."""
+        if self._fields or not isinstance(self.source, Readable):
+            return False
+        reading = reading_of(self.source)
+        return not reading.root.computes and not runs_functions(reading)
+
+    def read(self, indices: list[int], memory: Memory = fresh) -> list[Bucket]:
         """Read and collate samples of the source: all, or the samples of each shape."""
         whole = [*range(len(indices))]
         if isinstance(self.source, Readable) and not self._fields:
             with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
-                return [(whole, self.source.batch(self._positions(indices)), {})]
+                batch = batch_of(self.source, self._positions(indices))
+                return [(whole, batch.collated(memory=memory), {})]
         samples = writer.samples_at(self.source, self._positions(indices))
         with suppress(RuntimeError, KeyError):
             return [self._bucket(whole, samples)]
@@ -386,11 +402,13 @@ class DeviceEngine(BatchEngine):
         self, source: MappedBatches, here: Here, device: torch.device, readers: int, progress: base.Show
     ) -> None:
         self._source, self._here, self.watch = source, here, here.watch
-        self._device, self._readers, self._progress = device, readers, progress
+        self._device, self._progress = device, progress
+        self._readers = max(readers, _LEAST_THREADS) if source.gathers else readers
         # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
-        self._most_launched = 2 if device.type == "cuda" else 1
+        self._is_cuda = device.type == "cuda"
+        self._most_launched = 2 if self._is_cuda else 1
         # One more than are read and launched, since a reader gets the next batch when one that was read is taken.
-        self.depth = self._most_launched + _READ_AHEAD * readers
+        self.depth = self._most_launched + _READ_AHEAD * self._readers
         # Indices of batches that no reader has yet; of batches that are not launched; and the batches that are.
         self._asked, self._waiting = deque[list[int]](), deque[list[int]]()
         self._launched = deque[list[tuple[Bucket, Arrive]]]()
@@ -448,7 +466,26 @@ class DeviceEngine(BatchEngine):
             buckets = next(self._read, None)
             if buckets is not None:
                 return buckets
-        self._read = iter(
+        self._read = self._by_threads() if self._source.gathers else self._by_processes()
+        return next(self._read)
+
+    def _by_threads(self) -> Iterator[list[Bucket]]:
+        read = partial(_Reading(self._source).read, memory=pinned if self._is_cuda else fresh)
+        running = deque[Future[list[Bucket]]]()
+        with ThreadPoolExecutor(self._readers, "edcache-map", work_alone, (torch.get_num_threads(),)) as pool:
+            try:
+                while True:
+                    most = _READ_AHEAD * self._readers - len(running)
+                    running += [pool.submit(read, one) for one in islice(_Asked(self._asked), most)]
+                    if not running:
+                        return
+                    yield running.popleft().result()
+            finally:
+                for future in running:
+                    future.cancel()
+
+    def _by_processes(self) -> Iterator[list[Bucket]]:
+        return iter(
             DataLoader(
                 _Reading(self._source),
                 batch_size=None,
@@ -456,10 +493,9 @@ class DeviceEngine(BatchEngine):
                 num_workers=self._readers,
                 collate_fn=_unchanged,
                 worker_init_fn=own_positions,
-                pin_memory=self._device.type == "cuda",
+                pin_memory=self._is_cuda,
             )
         )
-        return next(self._read)
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """End the readers, and tell in which part of the time the device had no batch."""
@@ -493,8 +529,12 @@ class _Reading(Dataset[Any]):
         self._source = source
 
     def __getitem__(self, indices: Any) -> list[Bucket]:
+        return self.read(indices)
+
+    def read(self, indices: list[int], memory: Memory = fresh) -> list[Bucket]:
+        """Read a batch into memory; its shapes."""
         try:
-            return self._source.read(indices)
+            return self._source.read(indices, memory)
         except Exception:  # noqa: BLE001 - computed here, the batch raises it again
             return []
 

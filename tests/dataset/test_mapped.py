@@ -364,6 +364,36 @@ def test_a_sample_that_ends_every_process_is_set_aside(tmp_path):
     assert "ended its process 3 times" in ds.errors[0].message
 
 
+@pytest.mark.parametrize("readers", [0, 2])
+@pytest.mark.parametrize("sizes", [1, 3])
+def test_a_cache_is_read_ahead_by_threads_and_a_transform_by_processes(tmp_path, readers, sizes):
+    cache = CachedDataset(Images(100, sizes), tmp_path / "images.zip", progress=False)
+    readings = set()
+
+    def make(device):
+        def compute(batch):
+            readings.update(one.name[:11] for one in threading.enumerate())
+            return halves(batch)
+
+        return compute
+
+    def results(source, name):
+        readings.clear()
+        return edcache.map(
+            make, source, tmp_path / name, batch_size=8, devices="cpu", num_workers=readers, spot_check=False
+        )
+
+    view = cache.shuffle(3)[10:90]
+    by_threads = results(view, "threads.zip")
+    assert "edcache-map" in readings
+    by_processes = results(view.with_transform(lambda sample: sample), "processes.zip")
+    assert "edcache-map" not in readings
+    expected = [{"half": half_of(int(index), sizes)} for index in view.indices]
+    assert same([*by_threads], expected)
+    assert same([*by_processes], expected)
+    assert not any(one.name.startswith("edcache-map") for one in threading.enumerate())
+
+
 def test_each_process_has_a_device_of_its_own_also_after_a_death(tmp_path):
     def on_device(log, device):
         def compute(batch):
