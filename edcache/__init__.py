@@ -32,7 +32,7 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     2  identity  whose samples an archive has: a sample computed again, and compared with its record
     3  reader    an open archive: records by index, many at once; collated batches
     4  display   pictures, trees, summaries, HTML
-    4  writer    append, seal and fill; fingerprints of sources; the base of backends
+    4  writer    append, seal and fill; spot checks of sources; the base of backends
     5  dataset   datasets of the user: CachedDataset, views, samplers, loaders, @cachable
     5  backends  places of archives: files, remote, mirror, shm; samples in Redis
     6  tools     verify, digest, housekeeping

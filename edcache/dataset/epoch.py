@@ -299,7 +299,7 @@ class EpochSampler(DistributedSampler[Any]):
         Raises:
             OptionError: the step or the rank does not exist.
 
-        Cost: of the positions alone.
+        Cost: of the positions; of the whole order, if it is an array of another epoch.
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)

@@ -287,6 +287,11 @@ class Mapped(Dataset[Any]):
                 f"keep= adds fields to those of fn, which returned {base.described(made)}; let it return a dict",
                 option="keep",
             )
+        if both := [name for name in self._keep if name in made]:
+            raise OptionError(
+                f"fn returned a field {both[0]!r}, and keep= adds one; give one of them another name",
+                option="keep",
+            )
         return {name: kept[name] for name in self._keep} | dict(made)
 
 

@@ -166,6 +166,20 @@ class Foreign(EpochSampler):
         """Raise OptionError: another sampler keeps its own state."""
         self.state_dict()
 
+    def which(self, *arguments: Any, **options: Any) -> Ints:
+        """Raise OptionError: to ask another sampler is to draw from it."""
+        raise self._unknown()
+
+    def order(self, epoch: int | None = None) -> RankOrder:
+        """Raise OptionError: to ask another sampler is to draw from it."""
+        raise self._unknown()
+
+    def _unknown(self) -> OptionError:
+        kind = type(self._sampler).__name__
+        return OptionError(
+            f"{kind} is no sampler of edcache.samplers; its positions are known when they are read"
+        )
+
     def begin(self) -> tuple[Pass, RankOrder]:
         """See the base class. Takes the epoch that a framework may have set."""
         epoch = getattr(self._sampler, "epoch", None)

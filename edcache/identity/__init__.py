@@ -1,4 +1,4 @@
-"""Identity: whose samples an archive has; samples that are computed again, and compared with their records."""
+"""Identity: whose samples an archive has, by settings, code and keys; samples that are computed again."""
 
 from lazy_loader import attach_stub
 

@@ -35,6 +35,8 @@ from edcache.base import OptionError, named, once
 from edcache.format import KEYS_DIGEST
 from edcache.identity.code import code_of, reached_from
 from edcache.identity.settings import (
+    DEFAULTS,
+    KEYWORD_DEFAULTS,
     LONG,
     Described,
     Parts,
@@ -183,7 +185,8 @@ def _held(factory: Callable[..., Any]) -> tuple[Mapping[str, Any], Mapping[str, 
         return {"partial.func": name_of(factory.func), "partial.args": factory.args, **held}, changing
     if isinstance(factory, types.FunctionType):
         parts = parts_of(factory)
-        return {name: part for name, part in parts.exact.items() if "defaults" not in name}, parts.asking
+        defaults = {DEFAULTS, KEYWORD_DEFAULTS}  # they are arguments
+        return {name: part for name, part in parts.exact.items() if name not in defaults}, parts.asking
     owner = getattr(factory, "__self__", factory)
     is_plain = isinstance(factory, type) or isinstance(owner, types.ModuleType)
     return {} if is_plain else {"self": owner}, {}

@@ -68,6 +68,9 @@ _GENERATORS: Final = (
 # Classes of Python whose attributes the user chooses.
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
 _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
+# Parts of a function; no variable has such a name.
+DEFAULTS: Final = "(defaults)"
+KEYWORD_DEFAULTS: Final = "(keyword defaults)"
 _IGNORE: Final = "__edcache_ignore__"
 _TOLD: Final = "__edcache_fingerprint__"
 
@@ -449,7 +452,7 @@ def _parts_of_function(value: Any) -> Parts:
     name = name_of(value)
     if "<" not in name and _is_installed(value):
         return _word(name)
-    defaults = {"defaults": value.__defaults__, "keyword defaults": value.__kwdefaults__}
+    defaults = {DEFAULTS: value.__defaults__, KEYWORD_DEFAULTS: value.__kwdefaults__}
     parts = {key: part for key, part in {**defaults, **closed}.items() if key in closed or part}
     touched = said(value.__code__).touched
     asking = {key: part for key, part in closed.items() if type(part) in _CHANGING and key in touched}

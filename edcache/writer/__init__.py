@@ -1,4 +1,4 @@
-"""Append, seal and fill: who computes which sample; what identifies a source; what a backend answers."""
+"""Append, seal and fill: who computes which sample; spot checks of a source; what a backend answers."""
 
 from lazy_loader import attach_stub
 

@@ -33,7 +33,7 @@ from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
-from edcache.writer.source import batches_of, is_stream, root_of, rows_in_root, text_of
+from edcache.writer.source import batches_of, is_stream, reraise_interrupt, root_of, rows_in_root, text_of
 
 MadeRows: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
@@ -132,7 +132,8 @@ class Here(BatchEngine):
                 self.watch.begin(part[0], len(part))
                 try:
                     made = counted(self._ask(part), len(part))
-                except Exception as error:  # of the source: computed alone, a sample that raises is named
+                except BaseException as error:  # of the source: computed alone, a sample that raises is named
+                    reraise_interrupt(error, part[0])
                     if isinstance(error, OptionError) and error.option in _OF_MAP:
                         raise
                     is_halved = len(part) > 1 and _is_want_of_memory(error)
@@ -219,14 +220,14 @@ def _each(made: Any) -> Iterator[Any]:
     return iter(made) if isinstance(made, list) else map(made.at, range(made.count))
 
 
-def _is_want_of_memory(error: Exception) -> bool:
+def _is_want_of_memory(error: BaseException) -> bool:
     text = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, MemoryError | torch.cuda.OutOfMemoryError) or any(
         words in text.lower() for words in _WANTS_OF_MEMORY
     )
 
 
-def _warn_of(error: Exception, job: Job, indices: list[int]) -> None:
+def _warn_of(error: BaseException, job: Job, indices: list[int]) -> None:
     """Warn that a batch raised, of an archive the first time."""
     what = f"{job.path}: a batch of {len(indices):,} samples, from index {indices[0]} on, raised"
     then = "its samples are computed one by one, as are those of other batches that raise"

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import threading
+from copy import deepcopy
 from dataclasses import replace
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
@@ -59,13 +60,14 @@ class LazyFiller:
         self._job.open().close()
 
     def get(self, indices: list[int]) -> list[Any]:
-        """Compute samples, keep them for the archive, and return them as the source made them."""
+        """Compute samples, keep them for the archive, and return them; copies of several."""
         archive = self._opened()
         archive.learn(indices[0])
         samples = []
         for index, sample in zip(indices, samples_of(archive.here, indices), strict=True):
             archive.keep(index, sample)
-            samples.append(sample)
+            # The source may change it while it computes the next one.
+            samples.append(deepcopy(sample) if len(indices) > 1 else sample)
         return samples
 
     def publish(self, indices: list[int]) -> bool:

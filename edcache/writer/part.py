@@ -21,7 +21,8 @@ What must never happen:
 - that a sample is stored under another index than the one that it was computed for;
 - that a process computes a sample twice which the source gave it once, but for a batch that raised;
 - that an error is lost: it ends the loop, or it is a Failure in the archive; samples before it are published;
-- that a claim is free while its samples are computed or not published yet.
+- that a claim is free while this process computes its samples, or has not published them. An executor's tasks that run
+  when the loop ends by an error go on: their samples are computed again, and stored once.
 """
 
 from __future__ import annotations
@@ -224,6 +225,7 @@ class Part:
     def _add_encoded(self, made: Failure | Chunk) -> None:
         if isinstance(made, Failure):
             self._builder.failures.append(made)
+            self._advance(1, 0)
             return
         self._look()  # a task that ran again has samples that the archive has
         new = self._presence.lacking(made)

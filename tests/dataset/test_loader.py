@@ -425,7 +425,7 @@ def large(tmp_path_factory):
 
 
 def test_large_memory_is_used_again(large):
-    places = [batch["x"].data_ptr() for _ in range(5) for batch in large.loader(5)]
+    places = [batch["x"].data_ptr() for batch in large.repeat(20).loader(5)]
     assert len(set(places)) < len(places) / 3
 
 
@@ -451,6 +451,17 @@ def test_what_is_held_of_a_batch_is_never_overwritten(ds, large, data, threads, 
                 if data.draw(st.booleans()):
                     held.pop(data.draw(st.integers(0, len(held) - 1)))
     assert all(np.array_equal(one, other) for one, other in held)
+
+
+def test_a_foreign_sampler_is_not_drawn_from_by_a_question(ds):
+    loader = ds.loader(4, sampler=RandomSampler(ds, generator=torch.Generator().manual_seed(1)))
+    for ask in (lambda: loader.sampler.which(0), lambda: loader.sampler.order()):
+        with pytest.raises(
+            OptionError, match="RandomSampler is no sampler of edcache.samplers; its positions"
+        ):
+            ask()
+    again = RandomSampler(ds, generator=torch.Generator().manual_seed(1))
+    assert labels(loader) == [*again]
 
 
 def test_a_batch_outlives_its_loader(ds):

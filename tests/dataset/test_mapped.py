@@ -1153,6 +1153,18 @@ def test_keep_takes_what_the_source_gave(tmp_path, form, options):
         assert same(sample, {name: given[name] for name in FIELDS} | {"y": given["x"].sum()})
 
 
+def test_a_field_that_the_function_returns_is_not_kept_too(tmp_path):
+    def same_name(batch):
+        return {"name": batch["name"]}
+
+    text = "fn returned a field 'name', and keep= adds one; give one of"
+    with pytest.raises(OptionError, match=text) as caught:
+        mapped(same_name, Images(), tmp_path / "m.zip", keep="name")
+    assert caught.value.option == "keep"
+    with pytest.raises(SourceError, match=text):
+        mapped(same_name, Images(), tmp_path / "n.zip", keep="name", batch_size=None)
+
+
 @pytest.mark.parametrize(
     "way", ["a closure", "a global", "itself", "an attribute", "a closure without gradients"]
 )

@@ -244,6 +244,11 @@ class Constant:
         return self.value
 
 
+def named_defaults(value: int) -> Any:
+    my_defaults = value
+    return lambda x, y=0: x + my_defaults
+
+
 def dispatched(by: int) -> Any:
     @functools.singledispatch
     def function(x: Any) -> Any:
@@ -467,6 +472,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("constant of a metaclass", Later(lambda: of_metaclass(1)), Later(lambda: of_metaclass(2))),
     ("class made by a call", type("O", (), {"x": 1})(), type("O", (), {"x": 2})()),
     ("descriptor", type("O", (), {"x": Constant(1)})(), type("O", (), {"x": Constant(2)})()),
+    ("variable of such a name", named_defaults(1), named_defaults(2)),
     ("descriptor alone", Constant(1), Constant(2)),
     ("partial method", Later(lambda: partial_method(1)), Later(lambda: partial_method(2))),
     ("dispatched", dispatched(1), dispatched(2)),

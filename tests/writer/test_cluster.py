@@ -218,6 +218,16 @@ def test_samples_before_a_bad_one_of_the_same_task_are_kept_and_progress_counts_
     assert shown[-1] == (count, count)
 
 
+def test_progress_counts_samples_that_failed(path, log):
+    shown = []
+    with ThreadPoolExecutor(2) as executor:
+        source = Source(log, at={3: "raise", 30: "raise"}, seconds=0)
+        fill(
+            source, path, executor, on_error="skip", progress=lambda done, total: shown.append((done, total))
+        )
+    assert shown[-1] == (COUNT, COUNT)
+
+
 class Counted(ThreadPoolExecutor):
     """Counts the tasks whose results nobody has asked for yet."""
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
@@ -52,6 +53,25 @@ def test_an_exit_of_the_source_is_an_error_that_names_the_sample(path, error, ho
     with pytest.raises(MissingSampleError, match=error.__name__):
         CachedDataset.from_cache(path, allow_partial=True)[BAD]
     assert [ds[i]["x"] for i in range(COUNT) if i != BAD] == [i for i in range(COUNT) if i != BAD]
+
+
+class InBatches(Ending):
+    def __getitems__(self, indices):
+        return [self[i] for i in indices]
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_an_exit_of_a_batch_is_an_error_of_the_sample(path, error):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a batch raised
+        ds = CachedDataset(InBatches(error), path, on_error="skip")
+    assert [(f.index, f.error) for f in ds.errors] == [(BAD, error.__name__)]
+    assert [ds[i]["x"] for i in range(COUNT) if i != BAD] == [i for i in range(COUNT) if i != BAD]
+
+
+def test_an_interrupt_of_a_batch_ends_the_fill(path):
+    with pytest.raises(KeyboardInterrupt, match="interrupted at index [0-9]+; .*a.zip keeps"):
+        CachedDataset(InBatches(KeyboardInterrupt, ()), path, on_error="skip")
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "skip_final"])

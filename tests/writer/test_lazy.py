@@ -14,6 +14,7 @@ import time
 import warnings
 from multiprocessing import get_context
 
+import numpy as np
 import pytest
 import torch
 from filled import computed, note, stored_rows
@@ -132,6 +133,26 @@ def test_a_batch_that_repeats_an_index_computes_it_once(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     assert [s["y"] for s in ds.__getitems__([4, 4, 4])] == [1, 1, 1]
     assert computed(log) == [4]
+
+
+class OneBuffer:
+    """Changes what it gave, when it gives the next one."""
+
+    def __init__(self):
+        self.buffer = np.zeros(2)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, i):
+        self.buffer[:] = i
+        return {"x": self.buffer, "y": i}
+
+
+def test_samples_of_a_batch_are_told_apart_though_the_source_has_one_buffer(path):
+    ds = CachedDataset(OneBuffer(), path, lazy=True, spot_check=False)
+    for _ in range(2):
+        assert [sample["x"].tolist() for sample in ds.__getitems__([0, 1, 2])] == [[k, k] for k in range(3)]
 
 
 @pytest.mark.parametrize("chunk_size", [1, None])
