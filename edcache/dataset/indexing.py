@@ -187,9 +187,9 @@ def warn_of_absent(reading: Reading, asked_by: str, columns: str, chosen: Any = 
 
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
-    """Return the label columns whose values are a field of the samples, as name -> path of that field.
+    """Map label columns to the field of the samples that they repeat.
 
-    A column counts if every archive has it, and takes it of the same field.
+    A column that an archive lacks, or takes from another field, is left out.
     """
     first, *others = (reader.session.original_labels for reader in readers)
     return {

@@ -469,7 +469,10 @@ class _Claims:
             time.sleep(_POLL_SECONDS)
 
     def _takes_all(self) -> bool:
-        """Lock all claims at once; False if this process holds some: others may wait for these meanwhile."""
+        """Lock all claims. Returns False, and locks none, if this process holds single ones.
+
+        Another process that waits for these may hold what this one would need.
+        """
         with self._turn:
             if self._wholes or self._held:
                 self._wholes += self._wholes > 0

@@ -97,9 +97,9 @@ def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
 
 
 def stores_records(dataset: Readable[Any]) -> bool:
-    """True if each sample of a dataset is one record of an archive, and all are read alike, none computed at its read.
+    """True if each sample is one stored record, and all parts are read alike.
 
-    A record that moved to a part with another function would have its old version.
+    Else a record could move to a part with another transform, and keep its version.
     """
     return _stores_records(reading_of(dataset).root)
 

@@ -265,7 +265,10 @@ def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Int
 def _buckets(
     rising: Ints, batch_size: int | None, max_tokens: int | None, bucket: float
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and batch size of buckets, from the longest samples on: whole batches, but for the last."""
+    """Cut sorted lengths into buckets, the longest first. All but the last hold whole batches.
+
+    Yields: begin, end and batch size of each, counted from the longest sample on.
+    """
     count, begin = len(rising), 0
     while begin < count:
         longest = int(rising[count - 1 - begin])

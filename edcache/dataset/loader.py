@@ -76,7 +76,7 @@ class Loader:
             if shuffle:
                 text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
                 raise OptionError(text, option="shuffle")
-            self.sampler = _order_of(dataset, sampler, batch_size)
+            self.sampler = _sampler_of(dataset, sampler, batch_size)
         elif shuffle:
             seed = int(torch.randint(1 << 62, ())) if seed is None else seed
             self.sampler = Shuffle(dataset, seed, num_replicas=1, rank=0)
@@ -248,8 +248,8 @@ class Loader:
         return batch
 
 
-def _order_of(dataset: Readable[Any], sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
-    """Return the order of a user's sampler; OptionError if it does not fit."""
+def _sampler_of(dataset: Readable[Any], sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
+    """Return a user's sampler, in a `Foreign` unless it is of edcache; OptionError if it does not fit."""
     if not isinstance(sampler, EpochSampler):
         return Foreign(dataset, sampler, gives_lists=batch_size is None)
     sampler.check_loader(len(dataset), batch_size)

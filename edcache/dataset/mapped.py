@@ -49,7 +49,7 @@ Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
 
 # Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
 _TOLD_SECONDS, _MUCH = 10, 0.1
-# Batches that each reader reads ahead; and threads that gather, of which one is not enough for a fast model.
+# Batches that each reader reads ahead; and threads that gather: one is not enough for a fast model.
 _READ_AHEAD: Final = 2
 _LEAST_THREADS: Final = 2
 
@@ -363,7 +363,7 @@ class MappedBatches(Mapped):
         return [self._bucket(positions, samples) for positions in by_shape.values()]
 
     def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
-        """Collate some samples. The fields to keep are taken of the samples: collated, a tuple is transposed."""
+        """Collate some samples. Fields to keep are copied before, since collation transposes a tuple."""
         samples = [samples[position] for position in positions]
         kept = {name: _column([sample[name] for sample in samples]) for name in self._fields}
         return positions, default_collate(samples), kept

@@ -160,7 +160,10 @@ class StoredRecords:
                 return
 
     def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints, Ints]:
-        """Look up the records of samples of one archive: places, rows, schemas, the archive's number and samples."""
+        """Look up records, and note the failures of samples without one.
+
+        Returns: five arrays with an item a record: place in the copy, row, schema, archive, index there.
+        """
         indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
         # A table of the copy would have the flags, and no seal reads that.

@@ -137,11 +137,11 @@ class Stored:
     # --- mapped ---
 
     def locate(self, indices: Ints, wanted: ByteRange) -> Ints:
-        """Return the offset of records of the mapped file: int64 [n]. They are read ahead, and checked later.
+        """Return the offsets of records in the mapping: int64 [n]. The kernel may be told to read them ahead.
 
         Args:
             wanted: the bytes of each to be read.
-        Raises: CorruptRecordError, an unchecked record ends out of the file.
+        Raises: CorruptRecordError, an unchecked record ends out of the file. Its sum is compared later.
         """
         start = self._index.offsets(indices)
         if self._checks.is_trusting or not self._checks.is_done:

@@ -298,7 +298,7 @@ class ChunkBuilder:
 
 
 def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
-    """Compute the crc32 of each record: uint32 [n]; behind a large one the crc32s of its blocks are written."""
+    """Compute the crc32 of each record: uint32 [n]. Writes the sums of its blocks behind a large one."""
     if not np.any(nbytes > format.BLOCK_NBYTES):
         return format.record_crc32s(data, offset, nbytes)
     crcs = np.empty(len(offset), np.uint32)

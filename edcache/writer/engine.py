@@ -50,16 +50,16 @@ class Watch:
     """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process."""
 
     def begin(self, index: int, count: int) -> None:
-        """Note that `count` samples from `index` on are computed now, or a claim is waited for (-1, 0).
+        """Tell that `count` samples from `index` on are being computed; (-1, 0): that a claim is waited for.
 
-        Raises: an error that ends the fill, now or until `made`, if a signal ends this process.
+        Raises: until `made`, an error that ends the fill, if a signal ends this process.
         """
 
     def made(self) -> None:
-        """Note that they are computed; they are to be added."""
+        """Tell that they are computed, and are to be added."""
 
     def end(self) -> None:
-        """Note that they are added, or that it has ended otherwise."""
+        """Tell that they are added, or that the wait is over."""
 
 
 class Pending(NamedTuple):

@@ -3,8 +3,8 @@
 A file without a sample is begun again. Behind the last entry of a chain stands a torn tail, which the next writer cuts
 off: of a killed writer it has no sample (format/tail.py). A power cut may take a header, and leave whole chunks behind
 it; and it may take records of a chunk. The sound records of all of these are appended again, and a note names the
-entries that are lost. Before anything is cut off it is copied to a file beside, with the head and with the bytes in
-their places, so that another crash takes none of it: `edcache copy --skip-damaged` reads its samples too.
+entries that are lost. Before a cut, these bytes and the head are copied to a file beside, at the same offsets. A second
+crash then loses nothing, and `edcache copy --skip-damaged` reads its samples too.
 """
 
 from __future__ import annotations

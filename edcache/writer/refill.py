@@ -127,10 +127,12 @@ def _stages_of(appender: Appender) -> str:
 
 
 def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -> _Lacking | None:
-    """Seal an archive in the order of the source, if it and its stages have all samples; else return the lacking ones.
+    """Seal an archive in the order of the source, with the samples of its stages. Returns the lacking ones, or None.
+
+    With samples lacking nothing is sealed.
 
     tried: a stage that this process has filled; samples that it lacks have failed, and are not computed again.
-    seals: False only looks: the result tells what the archive lacks, and nothing is written.
+    seals: False only looks, and writes nothing.
     """
     with ExitStack() as stack:
         appender = stack.enter_context(closing(job.open(any_length=True)))

@@ -100,7 +100,7 @@ class _ToParent(Watch):
         self._place[0] = 0
 
     def listen(self) -> None:
-        """Let SIGINT and SIGTERM end the sample; a process that the source forks has the handlers from before."""
+        """Install handlers: SIGINT and SIGTERM end the sample. A process forked by the source gets the old ones."""
         for number in _SIGNALS:
             # None is a handler that Python did not set.
             self._before[number] = signal.signal(number, self._interrupt) or signal.SIG_DFL
