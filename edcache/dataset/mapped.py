@@ -74,28 +74,27 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             tuple of tensors or lists, with one item for each sample; one tensor [n, ...]; or a list of n samples. An
             nn.Module must be in evaluation mode. Gradients are off.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
-        batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
-            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If there is no
-            memory for a batch, its halves are tried. If `fn` raises for another reason, each sample is tried alone.
+        batch_size: the number of samples in a call of `fn`. A killed process loses its batch, and the results of the
+            last 0.02 seconds. Samples of several shapes are a batch for each. If there is no memory for a batch, its
+            halves are tried. If `fn` raises for another reason, each sample is tried alone.
         devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
-            this rank. One process computes on each. `fn` is then an nn.Module, which is moved to the device, or a
-            function of the device that returns the function of a batch. Batches are moved to the device, and results
-            back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
+            this rank. One process computes on each. `fn` is then an nn.Module, which is moved there, or a function of
+            the device that returns the function of a batch. Batches are moved there, and results back. The default is
+            the device of the parameters of `fn`, if it has any.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
             stays a label. A field is kept as `source` gave it, also if `fn` changes its input.
         key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
             equal key are computed once, unless `keep` takes another value of each along. The default is
             `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
-        version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
-        keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each. A
-            cache, or a view, without functions is read ahead by as many threads, and two at least.
+        version: change it if `fn` makes other results, and neither its values nor its weights show it.
+        keywords: these options. num_workers processes compute; with `devices` processes, or threads, read ahead.
     Returns:
         A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` computes one sample to compare.
     Raises:
-        OptionError: `fn` returned another number of results than a batch has samples, before any is stored.
+        OptionError: `fn` returned another number of results than a batch has samples.
         SourceError, StaleCacheError: as `CachedDataset`; `fn` and its values, `source`, `keep` and `version` count.
 
-    Safety: any number of processes may make the same call. They share the work, and none computes a batch of another.
+    Safety: processes that make the same call share the work, and none computes a batch of another.
 
     >>> encoder = load_encoder().eval()
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
@@ -106,9 +105,9 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     labels = kept_labels(source, keep)
     is_keyed = keys_from(source, key) is not None
     options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
+    if batch_size is None and devices is not None:
+        raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
     if batch_size is None:
-        if devices is not None:
-            raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
         return CachedDataset(Mapped(check_frozen(fn), source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
