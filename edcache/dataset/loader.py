@@ -204,7 +204,8 @@ class Loader:
 
     def _at_once(self, burst: list[Any]) -> Iterable[Any] | None:
         """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
-        if len(burst) == 1 or self.batch_size is None or not self._is_split:
+        # torch counts who holds page-locked memory by its storage, which parts would not have in common.
+        if len(burst) == 1 or self.batch_size is None or not self._is_split or self._memory is pinned:
             return None
         try:
             # Draws are lists: an array would lose their epochs.

@@ -37,7 +37,10 @@ _NUMPY_TO_TORCH: Final = {
     np.dtype(code): torch.from_numpy(np.empty(0, code)).dtype
     for code in ("?", "u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16")
 }
-_BULK_DTYPES: Final = frozenset({*_NUMPY_TO_TORCH.values(), torch.bfloat16})
+_OF_NUMPY: Final = frozenset(_NUMPY_TO_TORCH.values())
+# A dtype that numpy has, by the bytes of an item.
+_NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BULK_DTYPES: Final = frozenset({*_OF_NUMPY, torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
@@ -156,12 +159,12 @@ class Batch:
 
 
 def _split(batch: Any, size: int) -> Sequence[Any] | None:
-    """Split a tree of tensors into such trees of views; None if it has other leaves, or none.
+    """Split a tree of tensors in memory of numpy into such trees; None if it has other leaves, or none.
 
     Not by torch's pytree, which takes 8 us for a dict of two, half of a small batch.
     """
     if isinstance(batch, torch.Tensor):
-        return torch.split(batch, size)
+        return _parts(batch, size)
     keys, children = (list(batch), batch.values()) if type(batch) is dict else (None, batch)
     if not children or type(batch) not in (dict, list, tuple):
         return None
@@ -172,6 +175,19 @@ def _split(batch: Any, size: int) -> Sequence[Any] | None:
     if keys is None:
         return [type(batch)(row) for row in rows]
     return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def _parts(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """Split a tensor over the same memory, each part with a storage of its own.
+
+    Views of one storage would be moved together (`share_memory_`), saved together, and have one count of changes in
+    place, by which autograd would refuse the backward pass of another batch.
+    """
+    dtype = tensor.dtype
+    is_known = dtype in _OF_NUMPY
+    whole = tensor.numpy() if is_known else tensor.view(_NUMBERS[tensor.itemsize]).numpy()
+    parts = [torch.from_numpy(whole[start : start + size]) for start in range(0, len(whole), size)]
+    return parts if is_known else [part.view(dtype) for part in parts]
 
 
 def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:

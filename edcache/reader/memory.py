@@ -23,8 +23,8 @@ from edcache.codec import memory_dtype
 Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """`memory(shape, dtype)` returns a contiguous, uninitialized tensor."""
 
-# The C library reuses smaller allocations itself.
-_LARGE = 4 << 20
+# The C library reuses smaller allocations itself, without a page fault.
+_LARGE = 1 << 20
 # Kept are at most as many as are lent, since a batch may have many; and a few when nothing is lent.
 _KEPT = 4
 # Smaller tensors reach the parent process faster as bytes in the message.

@@ -353,21 +353,21 @@ def test_a_batch_is_intact_until_the_next_but_one_is_asked_for(ds, threads, pref
 def test_small_batches_are_gathered_several_at_once(plain_archive, threads, prefetch, size):
     ds = CachedDataset.from_cache(plain_archive, batch_transform=lambda batch: {**batch, "more": 1})
     loader = ds.loader(size, shuffle=True, num_threads=threads, prefetch=prefetch)
-    shared = 0
+    beside = 0
     for _ in range(4):
         seen, before = [], None
         for batch in loader:
             order = batch["label"].tolist()
             assert same(batch, {**default_collate([plain(k) for k in order]), "more": 1})
             if before is not None:
-                image = before["image"].untyped_storage().data_ptr()
-                shared += image == batch["image"].untyped_storage().data_ptr()
+                image = before["image"]
+                beside += image.data_ptr() + image.nbytes == batch["image"].data_ptr()
                 assert not before["image"].any(), "the caller's own change is undone"
             batch["image"].zero_()
             seen += order
             before = batch
         assert sorted(seen) == list(range(1000))
-    assert shared > len(loader)
+    assert beside > len(loader)
 
 
 @pytest.mark.parametrize(
@@ -462,6 +462,19 @@ def test_a_foreign_sampler_is_not_drawn_from_by_a_question(ds):
             ask()
     again = RandomSampler(ds, generator=torch.Generator().manual_seed(1))
     assert labels(loader) == [*again]
+
+
+def test_small_batches_have_storages_and_counts_of_changes_of_their_own(plain_archive):
+    loader = CachedDataset.from_cache(plain_archive).loader(5)
+    for _ in range(2):  # the first one learns that batches are small
+        batches = list(loader)
+    for name in ("image", "label"):
+        tensors = [batch[name] for batch in batches]
+        assert all(x.untyped_storage().nbytes() == x.numel() * x.itemsize for x in tensors)
+        tensors[0].zero_()
+        tensors[0].share_memory_()
+        assert [x._version for x in tensors[1:]] == [0] * (len(tensors) - 1)
+        assert not any(x.is_shared() for x in tensors[1:])
 
 
 def test_a_batch_outlives_its_loader(ds):
