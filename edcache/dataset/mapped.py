@@ -453,7 +453,7 @@ class DeviceEngine(BatchEngine):
         self.watch.begin(indices[0], len(indices))
         try:
             buckets = self._next()
-        except RuntimeError as error:  # a reader was killed
+        except (RuntimeError, OSError, EOFError) as error:  # a reader was killed, perhaps amid a batch
             base.warn(f"{error}; the batches that were to be read are computed one by one")
             self._read = None
             self._asked.clear()
