@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -489,7 +491,8 @@ class DeviceEngine(BatchEngine):
                     future.cancel()
 
     def _by_processes(self) -> Iterator[list[Bucket]]:
-        return iter(
+        handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+        read = iter(
             DataLoader(
                 _Reading(self._source),
                 batch_size=None,
@@ -500,6 +503,11 @@ class DeviceEngine(BatchEngine):
                 pin_memory=self._is_cuda,
             )
         )
+        if threading.current_thread() is threading.main_thread():
+            # torch's handler raises the death of a reader wherever this thread is, as amid an append. Without it `next`
+            # raises, within five seconds.
+            signal.signal(signal.SIGCHLD, handler)
+        return read
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """End the readers, and tell in which part of the time the device had no batch."""
