@@ -420,6 +420,7 @@ class DeviceEngine(BatchEngine):
         self._launched = deque[list[tuple[Bucket, Arrive]]]()
         self._lost = 0
         self._read: Iterator[list[Bucket]] | None = None
+        self._handler: Any = None  # of SIGCHLD, as it was before
 
     def __enter__(self) -> DeviceEngine:
         self._began, self._busy = time.monotonic(), self._source.busy
@@ -492,6 +493,7 @@ class DeviceEngine(BatchEngine):
 
     def _by_processes(self) -> Iterator[list[Bucket]]:
         handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+        is_torchs = getattr(handler, "__module__", "").startswith("torch.")
         read = iter(
             DataLoader(
                 _Reading(self._source),
@@ -504,14 +506,17 @@ class DeviceEngine(BatchEngine):
             )
         )
         if threading.current_thread() is threading.main_thread():
-            # torch's handler raises the death of a reader wherever this thread is, as amid an append. Without it `next`
-            # raises, within five seconds.
-            signal.signal(signal.SIGCHLD, handler)
+            # torch's handler raises the death of a reader at any place of this thread, as amid an append. Without it
+            # `next` raises, within five seconds.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL if is_torchs else handler)
+            self._handler = handler if self._handler is None else self._handler
         return read
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         """End the readers, and tell in which part of the time the device had no batch."""
         self._read = None
+        if self._handler is not None:
+            signal.signal(signal.SIGCHLD, self._handler)
         seconds = time.monotonic() - self._began
         if kind is None and seconds >= _TOLD_SECONDS:
             part = max(0.0, 1 - (self._source.busy - self._busy) / seconds)
