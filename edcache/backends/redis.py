@@ -30,8 +30,8 @@ _CLAIM: Final = b"claimed"
 # The claim of a killed process expires after 10 s.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
-# What redis-py raises beside its own errors: sockets; options of the URL that it does not know; replies that are no
-# numbers, no text, or too deep.
+# Errors that redis-py raises beside its own: of sockets; of unknown options in the URL; of replies that are no numbers,
+# no text, or too deep.
 _UNFIT: Final = (OSError, TypeError, ValueError, RuntimeError)
 
 

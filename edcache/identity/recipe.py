@@ -527,9 +527,9 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def _has_text_of_column(one: Any, other: Any) -> bool:
-    """True if, of two values, the one that is not absent has the text of a list, a tuple, a dict or an array.
+    """True for the text of a list, a tuple, a dict or an array, which one of two recipes lacks.
 
-    In a source with keys and versions such a value is no setting: it only asks where one side lacks it.
+    In a source with keys and versions such a value is no setting: it only asks.
     """
     (value,) = (side for side in (one, other) if side is not _ABSENT)
     return isinstance(value, list) and _COLUMN_TEXT(value[0]) is not None

@@ -44,7 +44,7 @@ _BULK_DTYPES: Final = frozenset({*_OF_NUMPY, torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
-# What default_collate raises over values that it cannot put together, and merging the results for them.
+# Errors of default_collate over values that it cannot put together, and of merging results.
 _REFUSED: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError)
 
 
