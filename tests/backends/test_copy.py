@@ -330,7 +330,7 @@ def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
     def pread(offset: int, nbytes: int) -> bytes:
         if parts_read() >= 4:
             interrupted.wait(30)
-            time.sleep(0.3)  # or the others read the rest before the interrupt arrives
+            time.sleep(1.5)  # or the others read the rest before the interrupt arrives
         return plain(offset, nbytes)
 
     def interrupt(done: int, total: int) -> None:
