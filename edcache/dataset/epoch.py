@@ -69,7 +69,7 @@ class SamplerKeywords(TypedDict, total=False):
 
 
 class Pass:
-    """Pass over an epoch, from the draw `start` of all ranks on. It never changes, but for what this rank takes.
+    """Iteration over an epoch from the draw `start` of all ranks on. Only `taken` of this rank changes.
 
     Attributes:
         phase: "begun", also before its first draw. "loaded": it begins at the draw of a state. "named": set_epoch()
@@ -181,7 +181,7 @@ class EpochSampler(DistributedSampler[Any]):
         self._count, self._gives_lists = int(count), global_batch_size is not None
         self._num_replicas, self._rank = num_replicas, rank
         self._pass = Pass(0)
-        # What determines the draws, and the draws: an array is made once an epoch.
+        # Options, seed and epoch with their draws: an array is made once an epoch.
         self._last: tuple[Any, Drawn] | None = None
         self._ds: Sized | None = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()

@@ -252,7 +252,7 @@ def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Int
         for row in table:
             random.shuffle(row)
         return table
-    # As Fisher and Yates, in all rows at once: the places of a column lie one after the other.
+    # Shuffle all rows at once by Fisher and Yates: the places of a column lie one after the other.
     places, every = np.repeat(np.arange(columns), rows), np.arange(rows)
     for last in range(columns - 1, 0, -1):
         chosen = (random.random_sample(rows) * (last + 1)).astype(np.int64) * rows + every

@@ -7,7 +7,7 @@ are merged in memory (format/contents.py).
 A session gives the same answers for as long as it lives: samples that come later are in another session, which
 `look_again` makes of the file that has the path then:
 
-    the same file, no entry more                     None: this session stays
+    the same file, no entry more                     None: the old one stays
     the same file, which grew or was sealed          a new session; it goes on with the entries that this one walked
     another file with the same uuid, saved over it   a new session
     any other file                                   StaleArchiveError
