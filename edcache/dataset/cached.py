@@ -21,10 +21,10 @@ from edcache.base import (
 )
 from edcache.dataset.archive_paths import StrPath, expand_paths
 from edcache.dataset.build import Building
-from edcache.dataset.combined import Concat, add
+from edcache.dataset.combined import Joined, add, concat
 from edcache.dataset.indexing import T_co, info_of
 from edcache.dataset.root import Archive, Reading
-from edcache.dataset.view import Whole
+from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -44,7 +44,7 @@ class Source(Protocol[T_co]):
 
 
 @takes(CacheOptions)
-class CachedDataset(Whole[T_co]):
+class CachedDataset(Samples[T_co]):
     """Map-style dataset whose samples are computed once, stored in one archive, and read from it.
 
     Args:
@@ -139,7 +139,7 @@ class CachedDataset(Whole[T_co]):
             return
         with base.on_error(self._reader.close):
             # Dropped columns do not return.
-            session = self._archive.reader.session
+            session = self._reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
@@ -157,13 +157,13 @@ class CachedDataset(Whole[T_co]):
     @overload
     def from_cache(
         cls, path: Iterable[StrPath], name: None = None, **keywords: Unpack[base.OpenKeywords]
-    ) -> Concat: ...
+    ) -> Joined: ...
 
     @classmethod
     @takes(OpenOptions)
     def from_cache(
         cls, path: StrPath | Iterable[StrPath], name: str | None = None, **keywords: Any
-    ) -> CachedDataset | Concat:
+    ) -> CachedDataset | Joined:
         """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
@@ -207,7 +207,7 @@ class CachedDataset(Whole[T_co]):
                 "expected_digest= is of one archive; open several one by one, and concat() them"
             )
         own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
-        joined = Concat(_open_all(lambda store: cls(None, store, **keywords), stores))
+        joined = concat(_open_all(lambda store: cls(None, store, **keywords), stores))
         joined.transform, joined.batch_transform = own["transform"], own["batch_transform"]
         return joined
 

@@ -71,7 +71,8 @@ class SampleRoot:
     Attributes:
         called, shown: names of the function that joins the parts, and of its result.
         transform, batch_transform: functions of each sample, and of each collated batch.
-        parts: what it joins. is_divided: False if a sample is of several parts, or of another one each epoch.
+        parts: what it joins. ranges: the indices that each has here; it may have got more samples since.
+        is_divided: False if a sample is of several parts, or of another one each epoch.
         is_seeded: True if a function of a part depends on index and epoch of its sample.
         epoch: int64 [], in memory that workers share; None until `set_epoch`.
         computes: True if it computes a missing sample at its read.
@@ -85,6 +86,7 @@ class SampleRoot:
     transform: Transform = None
     batch_transform: Transform = None
     parts: Sequence[Reading] = ()
+    ranges: Sequence[range] = ()
     is_seeded: bool = False
     computes: bool = False
     epoch: torch.Tensor | None = None
@@ -105,7 +107,7 @@ class SampleRoot:
                 " take the same ones of each"
             )
         self.is_seeded = self.is_seeded or any(part.is_seeded for part in parts)
-        self._length = len(parts[0])
+        self.ranges = [range(len(parts[0]))] * len(parts)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
@@ -114,7 +116,7 @@ class SampleRoot:
         return state
 
     def __len__(self) -> int:
-        return self._length
+        return self.ranges[-1].stop
 
     def __repr__(self) -> str:
         return f"{self.shown}({len(self.parts):,} datasets, {len(self):,} samples)"
@@ -142,13 +144,15 @@ class SampleRoot:
     @property
     def missing(self) -> Ints:
         """Indices without a record in one of the parts: int64 [k], rising."""
-        found = np.unique(np.concatenate([part.missing for part in self.parts]))
-        return found[found < len(self)]
+        found = [(part.missing, own) for part, own in zip(self.parts, self.ranges, strict=True)]
+        return np.unique(np.concatenate([absent[absent < len(own)] + own.start for absent, own in found]))
 
     @property
     def errors(self) -> list[Failure]:
-        """Failures of samples, by index, of all parts."""
-        return [one for part in self.parts for one in part.errors if one.index < len(self)]
+        """Failures of samples, by index, part after part."""
+        pairs = zip(self.parts, self.ranges, strict=True)
+        found = [(failure, own) for part, own in pairs for failure in part.errors]
+        return [replace(one, index=own[one.index]) for one, own in found if one.index < len(own)]
 
     @property
     def labels(self) -> Labels:
@@ -159,6 +163,11 @@ class SampleRoot:
             made = Labels(self.label_table, num_rows=len(self))
             self._labelled = known, made
         return made
+
+    def tables(self) -> list[Any]:
+        """Return the label columns of each part as a pyarrow Table, without rows that it got since."""
+        pairs = zip(self.parts, self.ranges, strict=True)
+        return [part.labels.table.slice(0, len(own)) for part, own in pairs]
 
     def label_table(self) -> Any:
         """Return the label columns of all samples as a pyarrow Table."""

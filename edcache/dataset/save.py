@@ -50,8 +50,21 @@ def save(
     on_progress: OnProgress | None,
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
-    target = storage.local_path(path)
-    records = StoredRecords(samples, skip_damaged)
+    with ExitStack() as opened:
+        if skip_damaged:
+            # By other readers, which do not stop at damage.
+            samples = samples.reread(lambda reader: _tolerant(reader, opened))
+        records = StoredRecords(samples, skip_damaged)
+        return _save(records, storage.local_path(path), max_size, force, on_progress)
+
+
+def _save(
+    records: StoredRecords,
+    target: str,
+    max_size: int | str | None,
+    force: bool,
+    on_progress: OnProgress | None,
+) -> list[str]:
     parts, targets = [range(records.length)], [target]
     over = None
     if max_size is not None:
@@ -88,14 +101,14 @@ def save(
     return [target] if max_size is None else targets
 
 
-def tolerant(reader: Reader, opened: list[Session]) -> Reader:
-    """Read the sound rest of an archive; if it is opened once more for that, `opened` gets it."""
+def _tolerant(reader: Reader, opened: ExitStack) -> Reader:
+    """Read the sound rest of an archive; if it is opened once more for that, `opened` closes it."""
     other, before = copy.copy(reader), reader.session
     try:
         other.skip_damage()
     finally:
         if other.session is not before:
-            opened.append(other.session)
+            opened.callback(other.session.file.close)
     return other
 
 

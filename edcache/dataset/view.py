@@ -20,22 +20,21 @@ from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
-from edcache.dataset.root import Reading, set_transform
-from edcache.dataset.save import save, tolerant
+from edcache.dataset.root import Reading, SampleRoot, set_transform
+from edcache.dataset.save import save
 from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.split import checked_seed, oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import shown_key
 from edcache.labels import (
-    Classes,
     checked_indices,
     classes_of,
     is_array,
     single_values,
     sorted_rows,
 )
-from edcache.reader import FieldPath, OnProgress, Projection, Session, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -235,10 +234,8 @@ class Samples(Readable[T_co]):
                 as the class does not become larger than the largest.
             seed: see strategy.
         """
-        return self._picked(oversampled(self._classes(name, "oversample"), strategy, seed), repeats=True)
-
-    def _classes(self, name: str, asked_by: str) -> Classes:
-        return classes_of(single_values(self.labels, name, asked_by))
+        classes = classes_of(single_values(self.labels, name, "oversample"))
+        return self._picked(oversampled(classes, strategy, seed), repeats=True)
 
     # ------------------------------------------------------------------------------- by position
 
@@ -329,7 +326,7 @@ class Samples(Readable[T_co]):
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """Return the class of each sample by a label column, numbered from 0: [len(self)]; None without a name."""
-        return None if name is None else self._classes(name, asked_by).codes
+        return None if name is None else classes_of(single_values(self.labels, name, asked_by)).codes
 
     # ------------------------------------------------------------------- fields and transforms
 
@@ -448,16 +445,7 @@ class Samples(Readable[T_co]):
 
         >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
         """
-        # By other readers, which do not stop at damage.
-        opened: list[Session] = []
-        try:
-            reading = self._reading
-            if skip_damaged:
-                reading = reading.reread(lambda reader: tolerant(reader, opened))
-            return save(reading, path, max_size, skip_damaged, force, on_progress)
-        finally:
-            for session in opened:
-                session.file.close()
+        return save(self._reading, path, max_size, skip_damaged, force, on_progress)
 
     # -------------------------------------------------------------------------------- browser
 
@@ -484,6 +472,60 @@ class Samples(Readable[T_co]):
         name = os.path.basename(getattr(root, "path", repr(root)))
         one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
         return display.view([one], port=port, open_browser=open_browser, block=block)
+
+    # ------------------------------------------------------------------------------ the whole dataset
+
+    @property
+    def transform(self) -> Transform:
+        """Function that is called for every sample at every read, or None. It may be set at any time.
+
+        Views use the one of their dataset too, before their own, and a view that was made from another one before does
+        not change. Running workers of a DataLoader keep the transform that they started with.
+        """
+        return self._changing.transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        set_transform(self._changing, function)
+
+    @property
+    def _changing(self) -> Reading | SampleRoot:
+        """Where a transform belongs that is set here."""
+        return self._reading.root if self._of is None else self._reading
+
+    @property
+    def batch_transform(self) -> Transform:
+        """Function that is called for every collated batch, also of views; or None.
+
+        It may be set at any time, of a dataset that is no view.
+        """
+        return self._reading.root.batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        if self._of is not None:
+            raise OptionError(
+                f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
+            )
+        self._reading.root.batch_transform = checked_function("batch_transform", function)
+
+    @property
+    def complete(self) -> bool:
+        """True if every archive is sealed, and each of its samples has a record or is recorded as absent for good.
+
+        A view has the answer of its dataset.
+        """
+        return all(reader.complete for reader in self._reading.root.readers)
+
+    def close(self) -> None:
+        """Publish pending samples of lazy caches, and close the archives, for all views of them; idempotent."""
+        self._reading.root.close()
+
+    def __enter__(self) -> typing_extensions.Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------------------------- views
 
@@ -518,76 +560,6 @@ class View(Samples[T_co]):
         # A range or an array has a value for each sample, by which a longer one is known to continue it.
         view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
         return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
-
-    @property
-    def transform(self) -> Transform:
-        """Function that is called for every sample at every read, or None. It may be set at any time.
-
-        The transform of a view runs after its cache's, as with `with_transform`; views that were made from it before do
-        not change. Running workers of a DataLoader keep the transform that they started with.
-        """
-        return self._reading.transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        set_transform(self._reading, function)
-
-    @property
-    def batch_transform(self) -> Transform:
-        """Function that is called for every collated batch, or None; a view has its dataset's."""
-        return self._reading.root.batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        raise OptionError(
-            f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
-        )
-
-    def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
-        """Raise OptionError: labels belong to the complete dataset."""
-        raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
-
-    drop_labels = add_labels
-
-
-class Whole(Samples[T_co]):
-    """Dataset that is no view: of an archive, or of several datasets."""
-
-    @property
-    def transform(self) -> Transform:
-        """Function that is called for every sample at every read, or None. It may be set at any time.
-
-        Views use it too, before their own. Running workers of a DataLoader keep the transform that they started with.
-        """
-        return self._reading.root.transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        set_transform(self._reading.root, function)
-
-    @property
-    def batch_transform(self) -> Transform:
-        """Function that is called for every collated batch, also of views; or None. It may be set at any time."""
-        return self._reading.root.batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        self._reading.root.batch_transform = checked_function("batch_transform", function)
-
-    @property
-    def complete(self) -> bool:
-        """True if every archive is sealed, and each sample has a record or is recorded as absent for good."""
-        return all(reader.complete for reader in self._reading.root.readers)
-
-    def close(self) -> None:
-        """Publish pending samples of lazy caches, and close the archives; idempotent."""
-        self._reading.root.close()
-
-    def __enter__(self) -> typing_extensions.Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
