@@ -139,7 +139,7 @@ class CachedDataset(Samples[T_co]):
             return
         with base.on_error(self._reader.close):
             # Dropped columns do not return.
-            session = self._reader.session
+            session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:

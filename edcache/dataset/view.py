@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Transform, checked_function
+from edcache.base import Ints, OptionError
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
-from edcache.dataset.root import Reading, SampleRoot, set_transform
+from edcache.dataset.root import Reading
 from edcache.dataset.save import save
 from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.split import checked_seed, oversampled
@@ -37,7 +37,6 @@ from edcache.labels import (
 from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
-    import typing_extensions
     from torch import Tensor
 
     from edcache.display import Viewer
@@ -51,8 +50,6 @@ class Samples(Readable[T_co]):
     equal in every process and on every platform. An unknown label column raises UnknownLabelError; a column of lists
     LabelError. A missing value counts as a value of its own.
     """
-
-    _of: Samples[Any] | None = None  # the dataset of a view
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
@@ -435,8 +432,7 @@ class Samples(Readable[T_co]):
             ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has changed since
                 it was opened.
             StorageError: the disk is full or fails. After any error there is no new file, and an old one is unchanged.
-        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them. RuntimeWarning, samples of
-            two archives have no structure in common, as tensors and image files.
+        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them.
 
         Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the labels.
         Safety: after a kill at any time the path has the old file, or all of the new archive; with max_size the
@@ -473,60 +469,6 @@ class Samples(Readable[T_co]):
         one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
-    # ------------------------------------------------------------------------------ the whole dataset
-
-    @property
-    def transform(self) -> Transform:
-        """Function that is called for every sample at every read, or None. It may be set at any time.
-
-        Views use the one of their dataset too, before their own, and a view that was made from another one before does
-        not change. Running workers of a DataLoader keep the transform that they started with.
-        """
-        return self._changing.transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        set_transform(self._changing, function)
-
-    @property
-    def _changing(self) -> Reading | SampleRoot:
-        """Where a transform belongs that is set here."""
-        return self._reading.root if self._of is None else self._reading
-
-    @property
-    def batch_transform(self) -> Transform:
-        """Function that is called for every collated batch, also of views; or None.
-
-        It may be set at any time, of a dataset that is no view.
-        """
-        return self._reading.root.batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        if self._of is not None:
-            raise OptionError(
-                f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
-            )
-        self._reading.root.batch_transform = checked_function("batch_transform", function)
-
-    @property
-    def complete(self) -> bool:
-        """True if every archive is sealed, and each of its samples has a record or is recorded as absent for good.
-
-        A view has the answer of its dataset.
-        """
-        return all(reader.complete for reader in self._reading.root.readers)
-
-    def close(self) -> None:
-        """Publish pending samples of lazy caches, and close the archives, for all views of them; idempotent."""
-        self._reading.root.close()
-
-    def __enter__(self) -> typing_extensions.Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ------------------------------------------------------------------------------- views
 
     def _view(self, **changes: Any) -> View[Any]:
@@ -550,7 +492,7 @@ class View(Samples[T_co]):
     its index array and its dataset, which take less than 2 kB besides.
     """
 
-    def __init__(self, of: Samples[Any], reading: Reading) -> None:
+    def __init__(self, of: Readable[Any], reading: Reading) -> None:
         self._of, self._reading = of, reading
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
