@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, identity, writer
-from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, StaleCacheError, takes
+from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, SourceError, StaleCacheError, takes
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
@@ -111,10 +111,10 @@ class CachedFactory(Generic[P, T_co]):
         )
         try:
             try:
-                source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
-            except Exception as error:  # noqa: BLE001 - of the user's code; the data may be elsewhere, and is not needed
-                what = f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}"
-                writer.not_compared(job, archive, f"no sample was compared: {what}")
+                with base.foreign_code(self._failure):
+                    source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
+            except SourceError as error:  # the data may be elsewhere, and is not needed
+                writer.not_compared(job, archive, f"no sample was compared: {error}")
                 return False
             writer.check_open(replace(job, source=source), archive)
         except StaleCacheError as error:
@@ -124,6 +124,9 @@ class CachedFactory(Generic[P, T_co]):
                 base.warn(str(error))
             return self._on_stale == "rebuild"
         return False
+
+    def _failure(self, error: Exception) -> SourceError:
+        return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
 
     def _filled(
         self,
