@@ -80,12 +80,9 @@ class CachedFactory(Generic[P, T_co]):
         # Before the factory runs, which may change the working folder.
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
-        archive = store.found(self._reading)
-        verdict: _Verdict = "same"
-        is_complete = archive is not None and archive.complete
-        if archive is not None and not (is_complete and options.grow):
-            verdict = self._check(archive, call, not is_complete)
-        if archive is not None and is_complete and not options.grow:
+        archive, is_other = store.found(self._reading), False
+        if archive is not None and archive.complete and not options.grow:
+            verdict = self._check(archive, call, adds=False)
             if verdict == "asks" and self._is_other(archive, call, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
@@ -93,8 +90,9 @@ class CachedFactory(Generic[P, T_co]):
                     archive.close()
                     archive = store.reader(replace(self._reading, preload=options.preload))
                 return CachedDataset(None, archive, options)
+            is_other = True
         source = self.uncached(*args, **kwargs)
-        return self._filled(store, archive, source, call, verdict == "rebuild")
+        return self._filled(store, archive, source, call, is_other)
 
     def _is_other(
         self, archive: Reader, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
