@@ -33,8 +33,6 @@ from edcache.writer import Store, store_at
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from edcache.writer import LabelChange
-
 
 class Source(Protocol[T_co]):
     """Map-style dataset."""
@@ -73,6 +71,7 @@ class CachedDataset(Samples[T_co]):
     path: str
     _archive: Archive
     _building: Building | None = None
+    _sync: base.Sync = "seal"
 
     def __init__(
         self,
@@ -113,6 +112,7 @@ class CachedDataset(Samples[T_co]):
             elif not options.preload:
                 own.reader = archive
             own.reader.open()  # now, as in `_attach`
+        self._sync = building.job.sync
         self._add_keys(building.job.spec)
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
@@ -145,7 +145,9 @@ class CachedDataset(Samples[T_co]):
             if absent and self.complete:
                 from edcache.dataset import relabel
 
-                self._relabel(lambda: relabel.of_keys(self._archive, spec.only(absent)))
+                relabel.change(
+                    self._archive, self._sync, lambda: relabel.of_keys(self._archive, spec.only(absent))
+                )
 
     @classmethod
     @overload
@@ -277,7 +279,7 @@ class CachedDataset(Samples[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.given(self._archive, what, values, on))
+        relabel.change(self._archive, self._sync, lambda: relabel.given(self._archive, what, values, on))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -290,21 +292,8 @@ class CachedDataset(Samples[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.dropped(self._archive, names))
+        relabel.change(self._archive, self._sync, lambda: relabel.dropped(self._archive, names))
         return self
-
-    def _relabel(self, make: Callable[[], LabelChange]) -> None:
-        """Publish a change of labels, which `make` computes from the present state."""
-        from edcache.dataset import relabel
-
-        relabel.check(self._reader)
-        if self._archive.filler is not None:
-            self._archive.filler.flush()
-            self.refresh()
-        change = make()
-        sync: base.Sync = "seal" if self._building is None else self._building.job.sync
-        relabel.publish(self._reader.session.head, self.path, sync, change)
-        self.refresh()
 
     def spot_check(self, source: Source[Any], samples: int = 8) -> dict[int, Other]:
         """Compute samples again and compare them with their records; nothing is written.
