@@ -22,7 +22,7 @@ from edcache.base import (
 from edcache.dataset.archive_paths import StrPath, expand_paths
 from edcache.dataset.build import Building
 from edcache.dataset.combined import Joined, add, concat
-from edcache.dataset.indexing import T_co, info_of
+from edcache.dataset.indexing import T_co
 from edcache.dataset.root import Archive, Reading
 from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
@@ -236,7 +236,16 @@ class CachedDataset(Samples[T_co]):
             all processes share, and which are freed when memory is short) and private (bytes of this process alone;
             they do not grow by reading).
         """
-        return info_of(self._reader)
+        session = self._reader.session
+        return {
+            "path": self.path,
+            "samples": session.length,
+            "present": session.index.present,
+            "sealed": session.sealed,
+            "labels": [*dict(session.label_columns)],
+            "nbytes": session.size,
+            **session.memory(),
+        }
 
     def refresh(self) -> bool:
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset
 
 from edcache.base import EdcacheError, Ints, OptionError
-from edcache.dataset.indexing import info_of, reading_of
+from edcache.dataset.indexing import reading_of
 from edcache.dataset.keys import found_keys
 from edcache.dataset.root import Reading, SampleRoot, Share
 from edcache.dataset.transforms import Draws
@@ -254,20 +254,3 @@ class Joined(Samples):
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
         return {"parts": self.parts, **self._reading.settings(), "columns": ["parts"]}
-
-    def info(self) -> dict[str, Any]:
-        """Return the state of the archives, as `CachedDataset.info` of one.
-
-        Numbers are sums; sealed is True if all are; labels has the columns of any; path is the list of paths, and
-        archives the info of each.
-        """
-        infos = [info_of(reader) for reader in self._reading.root.readers]
-        summed = ("present", "nbytes", "mapped", "private")
-        return {
-            "path": [info["path"] for info in infos],
-            "samples": len(self),
-            "sealed": all(info["sealed"] for info in infos),
-            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
-            **{name: sum(info[name] for info in infos) for name in summed},
-            "archives": infos,
-        }

@@ -13,7 +13,7 @@ from edcache.base import EdcacheError, Ints, OptionError, Transform, checked_fun
 from edcache.dataset.root import Archive, Reading, SampleRoot, set_transform
 from edcache.format import Failure
 from edcache.labels import Labels
-from edcache.reader import Batch, Reader
+from edcache.reader import Batch
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -204,20 +204,6 @@ def batch_of(ds: Readable[Any], indices: Any) -> Batch:
 def runs_functions(reading: Reading) -> bool:
     """True if a user's function changes samples, also of parts."""
     return reading.has_transform or any(map(runs_functions, reading.root.parts))
-
-
-def info_of(reader: Reader) -> dict[str, Any]:
-    """Return the state of an archive; see `CachedDataset.info`."""
-    session = reader.session
-    return {
-        "path": reader.path,
-        "samples": session.length,
-        "present": session.index.present,
-        "sealed": session.sealed,
-        "labels": [*dict(session.label_columns)],
-        "nbytes": session.size,
-        **session.memory(),
-    }
 
 
 def warn_of_absent(reading: Reading, asked_by: str, columns: str, chosen: Any = slice(0)) -> None:

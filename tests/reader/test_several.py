@@ -233,9 +233,3 @@ def test_what_is_missing_and_what_failed_is_told_by_the_index_in_the_whole(folde
     assert len(available(ds)) == 34
     assert available(ds).indices.tolist() == [i for i in range(36) if i not in (2, 34)]
     assert (ds[30:].missing.tolist(), ds[:3].errors[0].index) == ([4], 2)
-    said = ds.info()
-    parts = [archive.info() for archive in ds.parts]
-    assert (said["samples"], said["present"], said["sealed"], said["labels"]) == (36, 34, False, ["label"])
-    assert said["path"] == paths_of(ds)
-    assert said["archives"] == parts
-    assert all(said[name] == sum(part[name] for part in parts) for name in ("nbytes", "mapped"))
