@@ -422,15 +422,17 @@ class Reading:
         """Convert positions to indices of the root."""
         return positions if self.selection is None else self.selection.take(positions)
 
-    def stored(self, positions: Ints | None = None) -> list[Share]:
+    def stored(self, positions: Ints | None = None, epoch: int | None = None) -> list[Share]:
         """List the archives of samples at some positions, all by default; each share is of a whole archive.
 
         A root that is not divided ends the way down: its share is of all of it, and has a `change`. Without samples
         there is still the share of an archive, which tells how samples would be stored.
+
+        epoch: of the read. The way then leads on to each archive that the read takes.
         """
         if positions is None:
             positions = np.arange(len(self))
-        return list(_followed(self, positions, np.arange(len(positions)), None))
+        return list(_followed(self, positions, np.arange(len(positions)), epoch, None))
 
     @property
     def labels(self) -> Labels:
@@ -544,7 +546,11 @@ class Reading:
 
 
 def _followed(
-    reading: Reading, positions: Ints, places: Ints, change: tuple[Reading | SampleRoot, str] | None
+    reading: Reading,
+    positions: Ints,
+    places: Ints,
+    epoch: int | None,
+    change: tuple[Reading | SampleRoot, str] | None,
 ) -> Iterator[Share]:
     """Yield the shares of `Reading.stored`, from a reading down to its archives.
 
@@ -553,13 +559,14 @@ def _followed(
     """
     root, indices = reading.root, reading.indices_at(positions)
     change = change or reading.change
-    if not root.parts or not root.is_divided:
+    if not root.parts or (epoch is None and not root.is_divided):
         several = (root, "they are made of several datasets") if root.parts else None
         yield Share(Reading(root), indices, places, change or several)
         return
     nothing = indices[:0]
-    for share in root.shares(indices) or [Share(root.parts[0], nothing, nothing)]:
-        yield from _followed(share.part, share.positions, places[share.places], change)
+    draws = None if epoch is None else [(epoch, 0)] * len(indices)
+    for share in root.shares(indices, draws) or [Share(root.parts[0], nothing, nothing)]:
+        yield from _followed(share.part, share.positions, places[share.places], epoch, change)
 
 
 def set_transform(of: Reading | SampleRoot, function: Transform) -> None:

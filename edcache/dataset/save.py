@@ -131,8 +131,7 @@ class StoredRecords:
         self.length, self.skips_damage = len(samples), skips_damage
         shares = samples.stored()
         _check_as_stored(shares)
-        roots = list(dict.fromkeys(share.part.root for share in shares))
-        self.sessions = [root.readers[0].session for root in roots]
+        self.sessions = list(dict.fromkeys(share.session for share in shares))
         self._check_alike()
         self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
         if len(self.schemas) > format.MAX_SCHEMAS:
@@ -142,7 +141,7 @@ class StoredRecords:
         self.labels = samples.labels.table.combine_chunks()
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
-        found = [self._find_records(roots.index(share.part.root), share) for share in shares]
+        found = [self._find_records(self.sessions.index(share.session), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
