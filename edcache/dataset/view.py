@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, OptionError, check_count
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
@@ -23,7 +23,7 @@ from edcache.dataset.loader import Loader
 from edcache.dataset.root import Reading
 from edcache.dataset.save import save
 from edcache.dataset.selection import Selection, repeated, shuffled
-from edcache.dataset.split import checked_seed, oversampled
+from edcache.dataset.split import oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import shown_key
@@ -238,7 +238,7 @@ class Samples(Readable[T_co]):
 
     def take(self, n: int) -> View[T_co]:
         """Take the first n samples; all samples if there are fewer."""
-        return self._cut(range(len(self))[: _count("take", n)])
+        return self._cut(range(len(self))[: check_count("n", n, 0)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """Repeat the dataset n times, or until it has at least `min_size` samples."""
@@ -247,12 +247,12 @@ class Samples(Readable[T_co]):
                 "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)"
             )
         if n is None:
-            wanted = _count("repeat", min_size)
+            wanted = check_count("min_size", min_size, 0)
             if wanted and not len(self):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
         try:
-            selection = repeated(self._reading.whole, _count("repeat", n))
+            selection = repeated(self._reading.whole, check_count("n", n, 0))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
         return self._view(selection=selection, repeats=self._reading.repeats or n > 1)
@@ -263,7 +263,7 @@ class Samples(Readable[T_co]):
         It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
         DataLoader or of `loader`.
         """
-        return self._view(selection=shuffled(self._reading.whole, checked_seed(seed)))
+        return self._view(selection=shuffled(self._reading.whole, check_count("seed", seed, 0)))
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -385,7 +385,7 @@ class Samples(Readable[T_co]):
         also persistent ones. A loader and such a sampler know their epoch themselves. Other reads are of the epoch that
         was set last, or 0.
         """
-        base.check_count("epoch", epoch, 0)
+        check_count("epoch", epoch, 0)
         root = self._reading.root
         if root.epoch is None:
             # Before any worker begins, since without one a DataLoader does not read.
@@ -507,14 +507,3 @@ class View(Samples[T_co]):
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
     """Cut a selection into parts, from each of `ends` to the next one; all share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
-
-
-def _count(name: str, n: Any) -> int:
-    """Return a user's number of samples; OptionError unless it is an integer from 0 up."""
-    try:
-        count = operator.index(n)
-    except TypeError:
-        count = -1
-    if count < 0 or isinstance(n, bool):
-        raise OptionError(f"{name}({base.shown(n)}): give a number of samples, 0 or more")
-    return count

@@ -171,8 +171,8 @@ def test_take_slices_and_repeat_hold_no_array(whole: CachedDataset) -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda ds: ds.take(-1), "take(-1): give a number of samples, 0 or more"),
-        (lambda ds: ds.take(1.5), "take(1.5): give a number of samples, 0 or more"),
+        (lambda ds: ds.take(-1), "n=-1; give an integer of 0 or more"),
+        (lambda ds: ds.take(1.5), "n=1.5; give an integer of 0 or more"),
         (
             lambda ds: ds.repeat(),
             "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)",
