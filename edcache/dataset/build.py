@@ -43,7 +43,7 @@ class Building:
         self._max_bytes = base.bytes_limit(
             store.max_bytes if options.max_bytes is None else options.max_bytes, store.part
         )
-        self._reading = provisional(options)
+        self._read_options = provisional(options)
         fingerprint = None if recipe is None else recipe.to_json()
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
@@ -132,7 +132,7 @@ class Building:
 
     def _find(self) -> Reader | None:
         """Open the archive if there is one, and compare it with source and options; needs no write permission."""
-        archive = self._store.found(self._reading)
+        archive = self._store.found(self._read_options)
         if archive is not None:
             self._check(archive)
         return archive

@@ -50,7 +50,7 @@ class CachedFactory(Generic[P, T_co]):
         functools.update_wrapper(self, factory)
         self.uncached, self.version, self.options = factory, version, options
         self._path, self._on_stale = path, on_stale
-        self._reading = base.provisional(options)
+        self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class CachedFactory(Generic[P, T_co]):
         # Before the factory runs, which may change the working folder.
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
-        archive, is_other = store.found(self._reading), False
+        archive, is_other = store.found(self._read_options), False
         if archive is not None and archive.complete and not options.grow:
             verdict = self._check(archive, call, adds=False)
             if verdict == "asks" and self._is_other(archive, call, args, kwargs):
@@ -88,7 +88,7 @@ class CachedFactory(Generic[P, T_co]):
             if verdict != "rebuild":
                 if options.preload:
                     archive.close()
-                    archive = store.reader(replace(self._reading, preload=options.preload))
+                    archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
             is_other = True
         source = self.uncached(*args, **kwargs)

@@ -62,7 +62,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
-    """KeyedSession by key, each computed once, in one archive that any number of processes of this host share.
+    """Values by key, each computed once, in one archive that any number of processes of this host share.
 
     Args:
         path: the archive. It is made if it is not there. `CachedDataset.from_cache(path)` opens it, with the keys as
@@ -78,7 +78,7 @@ class KeyedCache:
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
-    Cost: a new value takes some 8 KiB of the file beside its bytes; values of one `get_many` share them.
+    Cost: a new value takes some 8 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
 
     >>> cache = edcache.KeyedCache("embeddings.zip")
     >>> embedding = cache.get_or_create(prompt, lambda: encode(prompt))

@@ -640,23 +640,6 @@ def test_options_of_memoize_are_told_where_it_is_written(path):
     assert not path.exists()
 
 
-def test_threads_compute_each_value_once(path):
-    cache, create = KeyedCache(path), Created()
-
-    def work(seed):
-        draw = random.Random(seed)
-        for _ in range(60):
-            keys = [f"k{draw.randrange(40)}" for _ in range(draw.randrange(1, 4))]
-            assert all(map(same, cache.get_many(keys, create), map(value, keys)))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {*create.calls.values()} == {1}
-
-
 def test_many_keys_are_computed_some_at_a_time(path):
     asked = []
     keys = [f"k{number}" for number in range(3_000)]

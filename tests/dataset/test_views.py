@@ -17,7 +17,7 @@ from written import write, written
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset import split
-from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
+from edcache.errors import OptionError, UnknownLabelError
 from edcache.format import Head
 from edcache.reader.session import Session
 from edcache.writer.appender import Appender
@@ -105,12 +105,6 @@ def test_filter_works_where_every_record_is_damaged(tmp_path: Path) -> None:
     assert (view.indices.tolist(), view.labels["y"].tolist()) == ([4, 7], [1, 1])
     with pytest.raises(ValueError, match=r"damaged\.zip: record 4 at offset .*: it fails its crc32"):
         view[0]
-
-
-@pytest.mark.parametrize("index", [8, -9])
-def test_past_the_end_of_a_view_is_an_index_error(whole: CachedDataset, index: int) -> None:
-    with pytest.raises(SampleIndexError, match=rf"index {index} not in \[-8, 8\)"):
-        whole.filter(split="test")[index]
 
 
 @pytest.mark.parametrize("where", [None, 'split == "trian"', 'split in ("trian",)'])
