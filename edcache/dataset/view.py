@@ -37,6 +37,7 @@ from edcache.labels import (
 from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
+    import typing_extensions
     from torch import Tensor
 
     from edcache.display import Viewer
@@ -134,6 +135,7 @@ class Samples(Readable[T_co]):
             )
         return position + length if position < 0 else position
 
+    @base.cut_traceback
     def loader(
         self,
         batch_size: int | None,
@@ -146,6 +148,7 @@ class Samples(Readable[T_co]):
         prefetch: int = 2,
         pin_memory: bool = False,
         device: Any = None,
+        **of_torch: typing_extensions.Never,
     ) -> Loader:
         """Iterate over collated batches, made by threads of this process.
 
@@ -174,6 +177,11 @@ class Samples(Readable[T_co]):
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
         DataLoader with workers is faster.
         """
+        if of_torch:
+            raise OptionError(
+                f"loader() takes no {', '.join(of_torch)}; its threads are num_threads=2. For num_workers=, "
+                "collate_fn= and other options of torch take a DataLoader of this dataset"
+            )
         return Loader(
             self,
             batch_size,
@@ -189,6 +197,7 @@ class Samples(Readable[T_co]):
 
     # --------------------------------------------------------------------------------- by labels
 
+    @base.cut_traceback
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """Filter by labels: a view of the samples that fulfil all conditions; no sample is read.
 
@@ -267,6 +276,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- parts
 
+    @base.cut_traceback
     def split(
         self, *parts: float, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> tuple[View[T_co], ...]:
@@ -327,6 +337,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------- fields and transforms
 
+    @base.cut_traceback
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
         """Select some fields. Only the bytes of these fields are read.
 
@@ -394,6 +405,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- copies
 
+    @base.cut_traceback
     def save(
         self,
         path: str | os.PathLike[str],
