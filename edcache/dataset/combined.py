@@ -253,4 +253,5 @@ class Joined(Samples):
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
-        return {"parts": self.parts, **self._reading.settings(), "columns": ["parts"]}
+        called = self._reading.root.called
+        return {"joined by": called, "parts": self.parts, **self._reading.settings(), "columns": ["parts"]}

@@ -515,6 +515,12 @@ class View(Samples[T_co]):
         view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
         return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
 
+    def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
+        """Raise OptionError: labels belong to the complete dataset."""
+        raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
+
+    drop_labels = add_labels
+
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
     """Cut a selection into parts, from each of `ends` to the next one; all share one array."""

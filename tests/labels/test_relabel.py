@@ -353,7 +353,14 @@ def test_a_function_labels_the_samples_that_are_there(tmp_path):
 # ------------------------------------------------------------------------------------------- views
 
 
-def test_a_view_has_labels_that_its_dataset_got(path):
+def test_a_view_says_where_labels_are_added(path):
+    view = opened(path)[2:4]
+    for change in (lambda: view.add_labels("new", [1, 2]), lambda: view.drop_labels("y")):
+        with pytest.raises(
+            OptionError, match="^labels of a view cannot be changed; change those of the dataset"
+        ):
+            change()
+    assert list(view.labels) == ["y", "kind"]
     opened(path).add_labels("new", range(10))
     assert opened(path)[2:4].labels["new"].tolist() == [2, 3]
 
