@@ -14,9 +14,8 @@ import numpy.typing as npt
 from edcache.base import Ints, OptionError, check_count, described
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of, warn_of_absent
-from edcache.dataset.orders import Drawn
+from edcache.dataset.orders import Batches, EpochDraws
 from edcache.dataset.permutation import stream
-from edcache.dataset.selection import Selection
 from edcache.dataset.split import grouped
 from edcache.dataset.state import State
 from edcache.format import detached, fits_arrow, pa
@@ -73,7 +72,7 @@ class Balanced(EpochSampler):
         count = len(self._members) if num_samples is None else num_samples
         super().__init__(ds, count, seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         random, sizes = stream(self.seed, epoch), np.diff(self._starts)
         rounds = -(-self._count // max(len(sizes), 1))
         # In column k the draws of class k: orders of its samples, one after the other.
@@ -86,7 +85,7 @@ class Balanced(EpochSampler):
             members[:, classes] = self._members[places].T
         turns = permuted_rows(random, rounds, len(sizes))
         drawn = np.take_along_axis(members, turns, axis=1).reshape(-1)
-        return Drawn(Selection(drawn[: self._count]))
+        return drawn[: self._count]
 
 
 class Weighted(EpochSampler):
@@ -134,13 +133,13 @@ class Weighted(EpochSampler):
             raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
         super().__init__(ds, count, seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         numbers = stream(self.seed, epoch).random_sample(self._count)
         # In nearly rising order, for the processor's cache. numpy sorts 16 bits eight times as fast as floats.
         rising = np.argsort((numbers * (1 << 16)).astype(np.uint16), kind="stable")
         drawn = np.empty(self._count, np.int64)
         drawn[rising] = np.searchsorted(self._sums, numbers[rising] * self._sums[-1:], side="right")
-        return Drawn(Selection(drawn))
+        return drawn
 
 
 class ByLength(EpochSampler):
@@ -222,7 +221,7 @@ class ByLength(EpochSampler):
         super().__init__(ds, count, seed, **keywords)
         self._gives_lists = True
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         size, bounds, positions = self.global_batch_size, self._bounds, self._sorted
         if self.shuffle:
             random, positions = stream(self.seed, epoch), positions.copy()
@@ -235,7 +234,7 @@ class ByLength(EpochSampler):
             moved = np.append(0, np.cumsum(lengths))
             sources = np.repeat(bounds[batches] - moved[:-1], lengths) + np.arange(len(positions))
             positions, bounds = positions[sources], moved
-        return Drawn(Selection(positions), bounds if size is None else None)
+        return Batches(positions, bounds) if size is None else positions
 
     def _options(self) -> State:
         return {"shuffle": int(self.shuffle)}

@@ -14,9 +14,7 @@ import numpy as np
 from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.combined import Concat, concat
 from edcache.dataset.epoch import EpochSampler
-from edcache.dataset.orders import Drawn
 from edcache.dataset.permutation import permuted, word, words
-from edcache.dataset.selection import Selection
 from edcache.dataset.split import apportioned
 from edcache.dataset.state import State
 from edcache.dataset.view import Samples
@@ -87,7 +85,7 @@ class Mixture(EpochSampler):
         ends = rounds[self._sources[last]] * len(self._sources) + last + 1
         return int(ends.min() if stop == "first" else ends.max())
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> Ints:
         drawn, first = np.empty(self._count, np.int64), word(self.seed)
         for low in range(0, self._count, _BLOCK):  # whose interim results are small
             block = drawn[low : low + _BLOCK]
@@ -97,7 +95,7 @@ class Mixture(EpochSampler):
             sizes: Ints = self._sizes[sources]
             cycles, places = np.divmod(rounds * self._counts[sources] + self._numbers[places], sizes)
             block[:] = self._starts[sources] + permuted(places, sizes, words(first, sources, cycles))
-        return Drawn(Selection(drawn))
+        return drawn
 
     def _options(self) -> State:
         counts, sizes = self._counts.tolist(), self._sizes.tolist()

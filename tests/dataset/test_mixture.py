@@ -31,9 +31,13 @@ def parts(tmp_path_factory):
     return [part(folder, name, count) for name, count in enumerate((50, 7, 23))]
 
 
+def epoch_of(mixture, epoch=0):
+    return mixture.which(0, batch_size=len(mixture), epoch=epoch)
+
+
 def sources_of(mixture, epoch=0):
     """Dataset and position in it of each draw."""
-    indices = np.asarray(mixture.order(epoch))
+    indices = epoch_of(mixture, epoch)
     which = np.searchsorted(mixture.dataset.starts, indices, "right") - 1
     return which, indices - np.array(mixture.dataset.starts)[which]
 
@@ -95,9 +99,9 @@ def test_an_order_is_what_a_loop_over_all_draws_gives(parts, data):
     stop, seed = data.draw(st.integers(1, 120)), data.draw(st.integers(-3, 3))
     mixture = edcache.mix(parts, weights, stop=stop, seed=seed)
     expected = oracle([50, 7, 23], weights, seed, 3 * stop)
-    assert [i for epoch in range(3) for i in np.asarray(mixture.order(epoch)).tolist()] == expected
+    assert [i for epoch in range(3) for i in epoch_of(mixture, epoch).tolist()] == expected
     places = data.draw(st.lists(st.integers(0, stop - 1), max_size=9))
-    assert [mixture.order(1)[p] for p in places] == [expected[stop + p] for p in places]
+    assert [mixture.which(p, epoch=1).item() for p in places] == [expected[stop + p] for p in places]
 
 
 @pytest.mark.parametrize("weights", [[5, 3, 2], [1, 1, 1], [50, 7, 23], [0, 1, 1]])
@@ -122,7 +126,8 @@ def test_an_epoch_ends_with_the_first_or_the_last_dataset(parts, weights):
 @pytest.mark.parametrize("global_batch_size", [None, 24])
 def test_it_goes_on_with_other_ranks(parts, ranks, global_batch_size):
     options = {"stop": 480, "seed": 7, "global_batch_size": global_batch_size}
-    whole = [i for epoch in range(2) for i in edcache.mix(parts, [5, 3, 2], stop=480, seed=7).order(epoch)]
+    alone = edcache.mix(parts, [5, 3, 2], stop=480, seed=7)
+    whole = [*alone, *alone]
     state, drawn = None, []
     for world in (ranks, 1, 3):
         samplers = [
@@ -149,7 +154,7 @@ def test_it_goes_on_with_other_ranks(parts, ranks, global_batch_size):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_draw_by_it(parts, workers):
     mixture = edcache.mix(parts, [5, 3, 2], stop=64, seed=1)
-    expected = mixture.dataset.batch(np.asarray(mixture.order()))
+    expected = mixture.dataset.batch(epoch_of(mixture))
     loaded = DataLoader(mixture.dataset, batch_size=16, sampler=mixture, num_workers=workers)
     own = mixture.dataset.loader(16, sampler=edcache.mix(parts, [5, 3, 2], stop=64, seed=1))
     for batches in (loaded, own):
@@ -163,13 +168,13 @@ def test_views_and_one_dataset_twice_are_mixed(parts):
     mixture = edcache.mix([few, few], [1, 1], stop="longest")
     assert len(mixture) == 8
     assert Counter(mixture.dataset[i]["n"] for i in mixture) == dict.fromkeys(range(4), 2)
-    assert mixture.which(1, batch_size=4).tolist() == np.asarray(mixture.order(0))[4:8].tolist()
+    assert mixture.which(1, batch_size=4).tolist() == epoch_of(mixture)[4:8].tolist()
 
 
 def test_the_order_stays(parts):
     golden = json.loads(Path(__file__).with_name("golden_orders.json").read_text())["Mixture"]
     mixture = edcache.mix(parts, [0.5, 0.3, 0.2], stop=30, seed=3)
-    assert {str(epoch): np.asarray(mixture.order(epoch)).tolist() for epoch in (0, 3)} == golden
+    assert {str(epoch): epoch_of(mixture, epoch).tolist() for epoch in (0, 3)} == golden
 
 
 @pytest.mark.parametrize(

@@ -262,17 +262,10 @@ def test_ranks_that_divide_the_lanes_read_chunks_of_their_own(ranks):
         assert sum(map(len, read)) - len(set.union(*read)) <= 8 * 4, "chunks that two ranks read"
 
 
-def test_lanes_are_those_of_the_job_that_began():
-    ds = some(2_000)
-    began = ChunkShuffle(ds, num_replicas=12, rank=0)
-    assert (began.lanes, ChunkShuffle(ds).lanes, ChunkShuffle(ds, num_replicas=2, rank=1).lanes) == (12, 8, 8)
-    state = began.state_dict(10, batch_size=4)
-    alone = ChunkShuffle(ds)
-    alone.load_state_dict(state)
-    assert (alone.lanes, alone.state_dict()) == (12, state)
-    assert list(alone) == ChunkShuffle(ds, lanes=12).order(0)[480:].tolist()
-    with pytest.raises(OptionError, match="a state with lanes=12, and here is lanes=8"):
-        ChunkShuffle(ds, lanes=8).load_state_dict(state)
+def test_the_number_of_ranks_changes_no_lanes():
+    whole = list(ChunkShuffle(some(2_000), seed=1))
+    job = [ChunkShuffle(some(2_000), seed=1, num_replicas=12, rank=rank) for rank in range(12)]
+    assert [drawn for turn in zip(*job, strict=True) for drawn in turn][:2_000] == whole
 
 
 def test_which_computes_no_epoch_of_a_billion_samples():
@@ -280,7 +273,7 @@ def test_which_computes_no_epoch_of_a_billion_samples():
     for sampler in (Shuffle(range(10**9), 1, **job), ChunkShuffle(Labelled(10**9, chunk=50_000), **job)):
         step = sampler.which(41_237, batch_size=64)
         assert (step.dtype, len(set(step.tolist()))) == (np.int64, 64)
-        assert step.tolist() == sampler.order()[41_237 * 64 : 41_238 * 64].tolist()
+        assert step.tolist() == [k for n in range(64) for k in sampler.which(41_237 * 64 + n).tolist()]
 
 
 @pytest.mark.parametrize(
@@ -327,14 +320,12 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make):
     before = sampler.state_dict()
     for name, values in REFUSED.items():
         for value in values:
-            with pytest.raises(
-                OptionError, match=rf"{name}=" if name != "version" or value != 2 else "version 2"
-            ):
+            with pytest.raises(OptionError, match=rf"{name}="):
                 sampler.load_state_dict({**before, name: value} | ({"epoch": 7} if name != "epoch" else {}))
     for name in before:
         with pytest.raises(OptionError, match=name):
             sampler.load_state_dict({key: value for key, value in before.items() if key != name})
-    with pytest.raises(OptionError, match="^not a state: no archive, consumed"):
+    with pytest.raises(OptionError, match="^not a state: None; give what"):
         sampler.load_state_dict(None)
     assert sampler.state_dict() == before
 

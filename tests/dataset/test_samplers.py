@@ -251,43 +251,19 @@ def test_samples_without_a_number_can_be_filtered_out(tmp_path):
 
 
 @every_sampler
-def test_an_order_is_a_sequence_that_iterating_follows(make):
-    sampler = make(some(COUNT))
-    order = sampler.order()
-    drawn = list(sampler)
-    assert [np.asarray(item).tolist() for item in order] == drawn
-    assert [np.asarray(order[k]).tolist() for k in range(len(order))] == drawn
-    if not isinstance(sampler, ByLength):
-        assert order[3:9].tolist() == drawn[3:9]
-        assert order[3:9].dtype == np.asarray(order).dtype == np.int64
-        for part in (slice(-4, None), slice(None, None, 3), slice(None, 5, -2), slice(9, 3)):
-            assert order[part].tolist() == drawn[part]
-    with pytest.raises(IndexError):
-        order[len(order)]
-    later = sampler.order(4)
-    sampler.set_epoch(4)
-    assert [np.asarray(item).tolist() for item in later] == list(sampler)
-
-
-@every_sampler
 def test_draws_that_are_kept_are_those_of_seed_and_epoch(make):
     """Asked for in turns: of two epochs, of two seeds, and after a state."""
-    expected = {
-        (seed, epoch): flat(make(some(COUNT), seed=seed).order(epoch)) for seed in (1, 2) for epoch in (0, 5)
-    }
+    expected = {}
+    for seed, epoch in itertools.product((1, 2), (0, 5)):
+        fresh = make(some(COUNT), seed=seed)
+        fresh.set_epoch(epoch)
+        expected[seed, epoch] = flat(fresh)
     sampler, other = make(some(COUNT), seed=1), make(some(COUNT), seed=2)
     for seed in (1, 2, 1):
         for epoch in (0, 5, 0, 0):
-            assert np.array_equal(flat(sampler.order(epoch)), expected[seed, epoch])
-            assert np.array_equal(sampler.which(0, epoch=epoch), np.atleast_1d(sampler.order(epoch)[0]))
+            found = [sampler.which(step, epoch=epoch).tolist() for step in range(len(sampler))]
+            assert flat(found) == expected[seed, epoch]
         sampler.load_state_dict((other if seed == 1 else make(some(COUNT), seed=1)).state_dict())
-
-
-def test_other_lanes_are_another_order(ds):
-    sampler, other = ChunkShuffle(ds, 3), ChunkShuffle(ds, 3, lanes=2)
-    before = sampler.order()[:].tolist()
-    sampler.load_state_dict(other.state_dict())
-    assert sampler.order()[:].tolist() == other.order()[:].tolist() != before
 
 
 @every_sampler
@@ -382,7 +358,7 @@ def test_balanced_draws_every_class_and_every_sample_with_the_same_chance():
     sampler = Balanced(Labelled(6, y=np.array([0, 0, 0, 1, 1, 2])), "y", 2)
     rounds = scaled(6000)
     for epoch in range(rounds):
-        drawn = list(sampler.order(epoch))
+        drawn = sampler.which(0, batch_size=2, epoch=epoch).tolist()
         first[drawn[0]] += 1
         last[drawn[1]] += 1
     for counted in (first, last):
@@ -600,12 +576,12 @@ def test_samples_of_one_chunk_lie_together_in_the_file(tmp_path, tally):
     st.data(),
 )
 def test_chunk_shuffle_draws_what_the_written_function_gives(count, size, buffer, lanes, seed, epoch, data):
-    order = ChunkShuffle(Labelled(count, chunk=size), buffer, seed, lanes=lanes).order(epoch)
+    sampler = ChunkShuffle(Labelled(count, chunk=size), buffer, seed, lanes=lanes)
     expected = orders.chunk_shuffled(count, size, buffer, lanes, seed, epoch)
     assert sorted(expected) == list(range(count))
-    assert order[:].tolist() == expected
-    some = data.draw(st.lists(st.integers(0, count - 1), min_size=1))
-    assert [order[k] for k in some] == [expected[k] for k in some]
+    assert sampler.which(0, batch_size=count, epoch=epoch).tolist() == expected
+    for k in data.draw(st.lists(st.integers(0, count - 1), min_size=1)):
+        assert sampler.which(k, epoch=epoch).tolist() == [expected[k]]
 
 
 def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
@@ -765,7 +741,9 @@ def test_the_loader_follows_a_sampler_that_is_told_of_an_epoch(make, ds):
     fifth = read(loader)
     loader.set_epoch(5)
     assert read(loader) == fifth
-    assert sampler.epoch == 6
+    sixth, alone = read(loader), make(ds)
+    alone.set_epoch(6)
+    assert flat(sixth) == flat(alone) != flat(fifth)
 
 
 def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
