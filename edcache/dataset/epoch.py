@@ -432,5 +432,13 @@ class EpochSampler(DistributedSampler[Any]):
         return RankOrder(asked.epoch, last[1], share, self._gives_lists, self._may_repeat)
 
 
+def draws_of(num_samples: int | None, default: int) -> int:
+    """Return the number of draws in an epoch that a user asks for."""
+    if num_samples is None:
+        return default
+    check_count("num_samples", num_samples)
+    return int(num_samples)
+
+
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()

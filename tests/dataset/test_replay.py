@@ -23,7 +23,6 @@ from edcache.samplers import Balanced, ByLength, ChunkShuffle, Sequential, Shuff
 SHARED = {name: make for name, make in MAKE.items() if not name.startswith("By")} | {
     "Sequential": Sequential,
     "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", **o),
-    "ByLength in order": lambda ds, **o: ByLength(ds, "n_tokens", shuffle=False, **o),
 }
 LIVES = st.lists(
     st.tuples(st.sampled_from([1, 2, 3, 8, 5]), st.integers(1, 9), st.integers(0, 6)), max_size=6
@@ -461,7 +460,7 @@ def cache_of(path, first, count):
 def combined(how, folder, second):
     one, other = (cache_of(folder / f"{k}.zip", k, size) for k, size in ((0, 40), (second, 60)))
     if how == "mix":
-        return edcache.mix([one, other], [1, 2], stop=90)
+        return edcache.mix([one, other], [1, 2], num_samples=90)
     ds = {
         "concat": lambda: edcache.concat([one, other]),
         "several": lambda: CachedDataset.from_cache([one.path, other.path])[10:],
@@ -545,7 +544,7 @@ def test_states_are_plain_whatever_the_options_are(tmp_path):
     for sampler in (
         Balanced(ds, np.arange(40) % 3, num_samples=n(10), num_replicas=n(2), rank=n(1)),
         ChunkShuffle(ds, buffer=n(2), lanes=n(2), seed=n(3), global_batch_size=n(8)),
-        edcache.mix([ds, ds], [n(1), n(2)], stop=n(30)),
+        edcache.mix([ds, ds], [n(1), n(2)], num_samples=n(30)),
         ByLength(ds, np.arange(40), batch_size=n(4)),
     ):
         state = json.loads(json.dumps(sampler.state_dict(n(1), batch_size=n(1))))
