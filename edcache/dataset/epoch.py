@@ -34,6 +34,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -47,14 +48,7 @@ from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.orders import EpochDraws, RankOrder, RankSteps
 from edcache.dataset.selection import Selection
-from edcache.dataset.state import (
-    VERSION,
-    State,
-    archive_text,
-    check_fit,
-    digest,
-    view_text,
-)
+from edcache.dataset.state import VERSION, State, archive_text, check_fit, digest, view_text
 
 Uneven = Literal["repeat", "drop", "allow"]
 
@@ -71,6 +65,7 @@ class SamplerKeywords(TypedDict, total=False):
     rank: int | None
 
 
+@dataclass
 class Pass:
     """Iteration over an epoch from the draw `start` of all ranks on. Only `taken` of this rank changes.
 
@@ -80,10 +75,10 @@ class Pass:
         taken: the number of items that this rank has drawn; ENDED behind the last one.
     """
 
-    def __init__(
-        self, epoch: int, start: int = 0, phase: Literal["begun", "loaded", "named"] = "begun"
-    ) -> None:
-        self.epoch, self.start, self.phase, self.taken = epoch, start, phase, 0
+    epoch: int
+    start: int = 0
+    phase: Literal["begun", "loaded", "named"] = "begun"
+    taken: int = 0
 
     def begun(self, is_complete: bool) -> Pass:
         """Return the pass of an iteration that begins."""
@@ -124,10 +119,9 @@ class EpochSampler(DistributedSampler[Any]):
         OptionError: an argument is out of range, or only one of num_replicas and rank is given; "global_batch_size=4
             for 8 ranks; give at least one sample for each".
 
-    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. After k draws each,
-    the ranks have drawn its beginning: of n ranks that begin at draw c of the epoch, rank r draws c + r, c + r + n, c +
-    r + 2n, ... So a state goes on exactly with any other number of ranks, batch size or workers. With
-    `global_batch_size` this holds in each step, whose first draw is c.
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. Of n ranks that
+    begin at draw c of the epoch, or of a step, rank r draws c + r, c + r + n, c + r + 2n, ... So a state goes on
+    exactly with any other number of ranks, batch size or workers.
 
     Each iteration that reaches its end advances to the next epoch. After one that stops early the next begins at the
     same draw: of the loaded state, or the first of the epoch. The end is the last draw, which the workers of a
@@ -165,11 +159,6 @@ class EpochSampler(DistributedSampler[Any]):
             )
         if num_replicas is not None:
             check_count("num_replicas", num_replicas)
-            if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
-                raise OptionError(
-                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}",
-                    option="rank",
-                )
         if not isinstance(seed, (int, np.integer)):
             raise OptionError(f"seed={seed!r}; give an integer", option="seed")
         if uneven not in ("repeat", "drop", "allow"):
@@ -191,7 +180,7 @@ class EpochSampler(DistributedSampler[Any]):
         if isinstance(ds, Readable):
             reading = reading_of(ds)
             self._archive, self._selections = archive_text(reading.root.readers), reading.selections()
-        self._share(0, 0)  # checks the ranks; they may be known only when an epoch begins
+        self._share(0, self.rank)  # checks the ranks; torch may know them only when an epoch begins
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last": None}
@@ -310,10 +299,8 @@ class EpochSampler(DistributedSampler[Any]):
         check_count("batch_size", batch_size)
         epoch = self.epoch if epoch is None else epoch
         check_count("epoch", epoch, 0)
-        ranks, rank = self.num_replicas, self.rank if rank is None else rank
-        if not 0 <= rank < ranks:
-            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
-        order = self._order(self._pass if epoch == self.epoch else Pass(epoch), rank)
+        asked = self._pass if epoch == self.epoch else Pass(epoch)
+        order = self._order(asked, self.rank if rank is None else rank)
         steps = -(-len(order) // batch_size)
         if step >= steps:
             raise OptionError(f"step={step} of {steps:,} steps; give less", option="step")
@@ -408,8 +395,10 @@ class EpochSampler(DistributedSampler[Any]):
         raise NotImplementedError
 
     def _share(self, start: int, rank: int) -> RankSteps:
-        """Return the share of a rank in the draws from `start` on; OptionError for too many ranks."""
+        """Return the share of a rank in the draws from `start` on; OptionError if it has none."""
         size, ranks = self.global_batch_size, self.num_replicas
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < ranks:
+            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
         if size is not None and size < ranks:
             raise OptionError(
                 f"global_batch_size={size} for {ranks} ranks; give at least one sample for each",

@@ -92,7 +92,7 @@ class Loader:
         else:
             self._passes = Foreign(self.sampler, gives_lists=batch_size is None)
         self._device: torch.device | None = None
-        self._is_split = True
+        self._can_split = True
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
@@ -147,7 +147,7 @@ class Loader:
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = len(order) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
-        self._is_split = True  # until a large batch cannot be split into small ones
+        self._can_split = True  # until a large batch cannot be split into small ones
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
@@ -214,7 +214,7 @@ class Loader:
     def _at_once(self, burst: list[Any]) -> Iterable[Any] | None:
         """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
         # torch counts who holds page-locked memory by its storage, which parts would not have in common.
-        if len(burst) == 1 or self.batch_size is None or not self._is_split or self._memory is pinned:
+        if len(burst) == 1 or self.batch_size is None or not self._can_split or self._memory is pinned:
             return None
         try:
             # Draws are lists: an array would lose their epochs.
@@ -222,7 +222,7 @@ class Loader:
             batches = batch_of(self.dataset, draws).collated_by(self.batch_size, self._memory)
         except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
-        self._is_split = batches is not None
+        self._can_split = batches is not None
         return batches
 
     def _one_by_one(self, burst: list[Any]) -> Iterable[Any]:

@@ -17,7 +17,7 @@ State = dict[str, Any]
 
 VERSION = 1
 _MOST_TEXT = 100
-# Where a state is; all else says of which order it is.
+# The place that a state names; everything else in it describes the order.
 _PLACE = ("seed", "epoch", "consumed")
 
 

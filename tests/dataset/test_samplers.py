@@ -280,8 +280,8 @@ def test_it_says_what_it_is(make):
         ({"num_replicas": 2}, "num_replicas=2 and rank=None; give both, or none"),
         ({"rank": 0}, "num_replicas=None and rank=0; give both, or none"),
         ({"num_replicas": 0, "rank": 0}, "num_replicas=0; give 1 or more"),
-        ({"num_replicas": 2, "rank": 2}, "rank=2 of num_replicas=2; give 0 to 1"),
-        ({"num_replicas": 2, "rank": -1}, "rank=-1 of num_replicas=2; give 0 to 1"),
+        ({"num_replicas": 2, "rank": 2}, "rank=2 of 2; give 0 to 1"),
+        ({"num_replicas": 2, "rank": -1}, "rank=-1 of 2; give 0 to 1"),
         ({"uneven": "pad"}, 'uneven=\'pad\'; give "repeat", "drop" or "allow"'),
     ],
 )
