@@ -516,26 +516,20 @@ def test_a_short_rank_has_the_state_of_the_others_behind_its_last_batch(tmp_path
     assert states == [states[0]] * 4
 
 
-@pytest.mark.parametrize("has_sampler", [True, False])
-def test_an_epoch_that_is_set_amid_an_iteration_is_the_next(tmp_path, has_sampler):
+@pytest.mark.parametrize("by", ["sampler", "loader", "loader that shuffles"])
+def test_an_epoch_that_is_set_amid_an_iteration_is_the_next(tmp_path, by):
     ds = cache_of(tmp_path / "a.zip", 0, 8)
-    loader = ds.loader(2, sampler=Shuffle(ds, 1)) if has_sampler else ds.loader(2, shuffle=True, seed=1)
-    for k, _ in enumerate(loader):
+    draws = Shuffle(ds, 1)
+    if by != "sampler":
+        draws = ds.loader(2, sampler=draws) if by == "loader" else ds.loader(2, shuffle=True, seed=1)
+    for k, _ in enumerate(draws):
         if k == 1:
-            loader.set_epoch(5)
-        assert k < 1 or (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (5, 0)
+            draws.set_epoch(5)
+        assert k < 1 or (draws.state_dict()["epoch"], draws.state_dict()["consumed"]) == (5, 0)
     expected = Shuffle(ds, 1)
     expected.set_epoch(5)
-    assert [x for batch in loader for x in batch["x"].tolist()] == list(expected)
-
-
-def test_an_epoch_that_is_set_amid_draws_is_the_next():
-    sampler, expected = Shuffle(range(20), 1), Shuffle(range(20), 1)
-    for k, _ in enumerate(sampler):
-        if k == 9:
-            sampler.set_epoch(5)
-    expected.set_epoch(5)
-    assert list(sampler) == list(expected)
+    found = list(draws) if by == "sampler" else [x for batch in draws for x in batch["x"].tolist()]
+    assert found == list(expected)
 
 
 def test_states_are_plain_whatever_the_options_are(tmp_path):

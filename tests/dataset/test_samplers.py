@@ -744,30 +744,6 @@ def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
     assert read(loader) == list(batches)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"batch_size": None}, "batch_size=None; give 1 or more"),
-        (
-            {"batch_size": None, "sampler": [[1]], "drop_last": True},
-            "drop_last=True needs a batch_size; here the sampler makes the batches",
-        ),
-        (
-            {"batch_size": 8, "sampler": Shuffle(range(9), global_batch_size=3)},
-            "batch_size=8 and a Shuffle that gives batches; give batch_size=None",
-        ),
-        (
-            {"batch_size": None, "sampler": Shuffle(range(9))},
-            "batch_size=None and a Shuffle that gives positions; give a batch_size",
-        ),
-    ],
-)
-def test_the_loader_refuses(ds, options, text):
-    with pytest.raises(OptionError) as caught:
-        ds.loader(**options)
-    assert str(caught.value) == text
-
-
 def test_the_loader_says_what_a_sampler_should_give(ds):
     with pytest.raises(OptionError) as caught:
         read(ds.loader(None, sampler=[3, 4]))
