@@ -371,8 +371,8 @@ def test_balanced_draws_every_class_and_every_sample_with_the_same_chance():
     [
         (("y", 0), "num_samples=0; give 1 or more"),
         (("none", 5), "num_samples=5, and no sample has a class to draw from"),
-        (("mixed",), r"classes of int: .*; give single values of one type"),
-        (("lists",), r"classes of list: .*; give single values of one type"),
+        (("mixed",), r"values such as 1: .*; give single values of one type"),
+        (("lists",), r"values such as <list>; give single values of one type"),
         (([1, 2],), r"an array of shape \[2\] for 4 samples; give one value for each sample"),
         (("pairs",), r'label "pairs" of shape \[4, 2\] for 4 samples; give one value for each sample'),
     ],
