@@ -50,9 +50,10 @@ class Mixture(EpochSampler):
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
+        datasets = list(datasets)
         self.dataset = concat(datasets)
-        self._starts = np.array(self.dataset.starts)
-        self._sizes = np.diff(self._starts, append=len(self.dataset))
+        self._sizes = np.array([len(one) for one in datasets])
+        self._starts = np.cumsum(self._sizes) - self._sizes
         self._counts = np.array(_counts(weights, self._sizes.tolist()))
         self._sources, self._numbers = _round(self._counts.tolist())
         super().__init__(self.dataset, draws_of(num_samples, len(self.dataset)), seed, **keywords)

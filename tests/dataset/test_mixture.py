@@ -164,7 +164,7 @@ def test_the_order_stays(parts):
         ({"weights": [0, 0, 0.0]}, "not all of them 0"),
         ({"weights": 3}, "weights=3; give finite numbers"),
         ({"weights": [1, 1e-9, 1]}, "the least is below 1 / 65,536 of all; leave it out, or give it more"),
-        ({"num_samples": 0}, "num_samples=0; give 1 or more"),
+        ({"num_samples": 0}, "num_samples=0; give an integer of 1 or more"),
         ({"seed": 0.5}, "seed=0.5; give an integer"),
     ],
 )
