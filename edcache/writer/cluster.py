@@ -66,7 +66,7 @@ class Cluster(BatchEngine):
             future = self._executor.submit(encode_samples, job, indices)
         except BrokenExecutor as failure:
             raise self._failed(failure) from failure  # a process of it died between two tasks
-        self._tasks[future] = Pending(partial(self._result, future))
+        self._tasks[future] = partial(self._result, future)
         return self._tasks[future]
 
     def ended(self, running: deque[Pending]) -> list[Pending]:

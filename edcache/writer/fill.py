@@ -18,8 +18,8 @@ from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
 from edcache.writer.engine import BatchEngine, engine_of
 from edcache.writer.job import Job, errors_with, outcome
+from edcache.writer.loop import FAILED, FillLoop, Presence
 from edcache.writer.match import check_length
-from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.refill import fill_keyed
 from edcache.writer.seal import seal
 from edcache.writer.source import is_stream
@@ -115,8 +115,8 @@ def _fill(job: Job) -> None:
                     Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
                 else:
                     engine = engine_of(job) if job.options.executor is None else _cluster(job, appender)
-                    part = Part(job, appender, presence, engine, progress.advance)
-                    part.run(presence.missing_claims)
+                    loop = FillLoop(job, appender, presence, engine, progress.advance)
+                    loop.run(presence.missing_claims)
             presence.update()
             if job.order is None:
                 # Another process may have made it longer.

@@ -800,7 +800,7 @@ def test_a_line_tells_how_long_the_device_waited(tmp_path, monkeypatch, capfd, p
     def make(device):
         return lambda batch: time.sleep(0.008) or {"half": batch["image"]}
 
-    monkeypatch.setattr(sys.modules["edcache.dataset.mapped"], "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sys.modules["edcache.dataset.devices"], "_TOLD_SECONDS", 0.1)
     edcache.map(make, Slow(80, 1), tmp_path / "m.zip", batch_size=8, devices="cpu", progress=progress)
     pattern = r"cpu: waited (\d+)% of 0:00:0\d for batches; more num_workers read faster"
     told = re.findall(pattern, capfd.readouterr().err)
@@ -1165,7 +1165,7 @@ def test_a_field_that_the_function_returns_is_not_kept_too(tmp_path):
     with pytest.raises(OptionError, match=text) as caught:
         mapped(same_name, Images(), tmp_path / "m.zip", keep="name")
     assert caught.value.option == "keep"
-    with pytest.raises(SourceError, match=text):
+    with pytest.raises(OptionError, match=text):
         mapped(same_name, Images(), tmp_path / "n.zip", keep="name", batch_size=None)
 
 

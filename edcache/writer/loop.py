@@ -3,7 +3,7 @@
     for batch in claims:
         pending = engine.submit(batch)
         ...
-        add(pending.result())
+        add(pending())
 
 A claim is `claim_size` consecutive indices. Its states:
 
@@ -130,7 +130,7 @@ class Presence:
         return bool((self.state >= ABSENT).all())
 
 
-class Part:
+class FillLoop:
     """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals.
 
     advance: called with the number of samples that are there or failed since the last call, and the bytes of their
@@ -171,8 +171,8 @@ class Part:
                     claims = [claim for claim in of_others if self._presence.missing_in(claim)]
                     if claims:
                         first = claims.pop(0)  # the others may be free then: their holder may have ended
-                        self._watch.begin(-1, 0)
-                        self._claims.wait(first)
+                        with self._watch.begin(-1, 0):
+                            self._claims.wait(first)
                         self._watch.end()
                         self._fill(iter(self._cut(range(first, first + 1))))
             finally:
@@ -193,7 +193,7 @@ class Part:
             ended, errors = self._engine.ended(running), list[EdcacheError]()
             for pending in ended:
                 try:
-                    for indices, made in pending.result():
+                    for indices, made in pending():
                         self._add(indices, made)
                         del made  # no memory of it beside the next one
                 except EdcacheError as error:  # raised when the others that have ended are published
