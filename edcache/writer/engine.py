@@ -57,7 +57,7 @@ Raises: EdcacheError, the fill cannot go on; parts that were given before stay.
 _WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
 
 
-class Watch:
+class Watch(AbstractContextManager["Watch"]):
     """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process.
 
     >>> with watch.begin(index, 1):  # raises an error that ends the fill, if a signal ends this process meanwhile
@@ -68,9 +68,6 @@ class Watch:
     def begin(self, index: int, count: int) -> Watch:
         """Tell that `count` samples from `index` on are being computed; (-1, 0): that a claim is waited for."""
         return self
-
-    def __enter__(self) -> None:
-        pass
 
     def __exit__(self, *raised: object) -> None:
         """Tell that they are computed, and are to be added."""

@@ -113,8 +113,9 @@ class Presence:
     def missing_in(self, claim: int, count: int = 1) -> list[int]:
         """Indices to compute in `count` claims from `claim` on."""
         start = claim * self._claim_size
-        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED)
-        return [start + offset for offset in missing.tolist()]
+        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED) + start
+        indices: list[int] = missing.tolist()
+        return indices
 
     @property
     def missing_claims(self) -> list[int]:
@@ -168,8 +169,8 @@ class FillLoop:
                     of_others: list[int] = []
                     self._fill(self._batches(claims, of_others))
                     self._release(is_all=True)
-                    claims = [claim for claim in of_others if self._presence.missing_in(claim)]
-                    if claims:
+                    claims = of_others
+                    if claims and self._presence.missing_in(claims[0]):
                         first = claims.pop(0)  # the others may be free then: their holder may have ended
                         with self._watch.begin(-1, 0):
                             self._claims.wait(first)

@@ -137,11 +137,12 @@ def length_of(source: Any, path: str, known: int | None = None) -> int:
             path=path,
         )
 
-    with base.foreign_code(refused):
-        length = len(source) if known is None else known
-    if length >= MAX_LENGTH:
-        raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
-    return length
+    if known is None:
+        with base.foreign_code(refused):
+            known = len(source)
+    if known >= MAX_LENGTH:
+        raise base.OptionError(f"{path}: {known:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+    return known
 
 
 def is_interrupt(error: BaseException, index: int) -> bool:
