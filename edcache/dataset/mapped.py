@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -231,21 +231,15 @@ class Mapped(Dataset[Any]):
         return [least[key] for key in keys]
 
     def _versions_with_kept(self, tell: Callable[[], Sequence[Any]] | None) -> list[Any]:
-        """Return versions with what `keep` takes of each sample."""
-        return [*zip(*([] if tell is None else [tell()]), *self._kept_columns(), strict=True)]
-
-    def _kept_columns(self) -> Iterator[list[Any]]:
+        """Return versions with what `keep` takes of each sample; no field of two samples is in memory at once."""
         described = identity.Settings().describe
-        samples = [self._fields_of(index) for index in range(len(self.source) if self._fields else 0)]
-        for name in self._keep:
-            if name in self._labels:
-                yield self.source.labels.to_list(name)
-            else:
-                yield [[*described(sample[name])] for sample in samples]
-
-    def _fields_of(self, index: int) -> dict[str, Any]:
-        sample = self.source[self._positions([index])[0]]
-        return {name: sample[name] for name in self._fields}
+        fields: dict[str, list[Any]] = {name: [] for name in self._fields}
+        for index in range(len(self.source) if fields else 0):
+            sample = self.source[self._positions([index])[0]]
+            for name, told in fields.items():
+                told.append([*described(sample[name])])
+        kept = [fields[name] if name in fields else self.source.labels.to_list(name) for name in self._keep]
+        return [*zip(*([] if tell is None else [tell()]), *kept, strict=True)]
 
     def _positions(self, indices: list[int]) -> list[int]:
         """Return positions to read; of a source with seeded transforms as it is in epoch 0, also later."""
