@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 @takes(CacheOptions, without=("batch_size",))
+@base.cut_traceback
 def map(  # type: ignore[misc]  # it has a batch_size of its own
     fn: Function,
     source: Any,
