@@ -52,7 +52,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 class Cluster(BatchEngine):
     """Executor of a job, `job.options.executor`. head: of the archive, which says how records are encoded."""
 
-    depth, encodes = _IN_FLIGHT, True
+    depth = _IN_FLIGHT
 
     def __init__(self, job: Job, head: Head) -> None:
         self._job = replace(job, head=head)

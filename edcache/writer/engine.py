@@ -81,12 +81,12 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
 
     depth: most batches to submit before the first result is taken.
     gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
-    encodes: True if results are chunks. watch: told what this process computes.
+    watch: told what this process computes.
     """
 
     watch = Watch()
     depth = 1
-    gives_batches = takes_any = encodes = False
+    gives_batches = takes_any = False
 
     @abstractmethod
     def submit(self, indices: list[int]) -> Pending:

@@ -158,11 +158,12 @@ class FillLoop:
         # Samples published here that `presence` has not counted yet.
         self._unseen = 0
 
-    def run(self, claims: list[int]) -> None:
-        """Compute the samples that are missing in some claims, and wait for other processes that have claimed them.
+    def run(self) -> None:
+        """Compute the samples that are missing, and wait for other processes that have claimed some.
 
         Computed samples are published before anything is raised.
         """
+        claims = self._presence.missing_claims
         with self._engine:
             try:
                 while claims:
@@ -199,8 +200,6 @@ class FillLoop:
                         del made  # no memory of it beside the next one
                 except EdcacheError as error:  # raised when the others that have ended are published
                     errors.append(error)
-                if self._engine.encodes:
-                    self._publish()
             if errors:
                 raise errors[0]
             if not ended:
@@ -227,12 +226,15 @@ class FillLoop:
         if isinstance(made, Failure):
             self._builder.failures.append(made)
             self._advance(1, 0)
+            if self._builder.is_due:
+                self._publish()
             return
         self._look()  # a task that ran again has samples that the archive has
         new = self._presence.lacking(made)
         if new.count:
             self._unseen += self._builder.append(self._appender, new)
             self._advance(new.count, len(new.data))
+            self._publish()
 
     def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
         """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""

@@ -55,7 +55,7 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
             presence = Presence(appender, job.length, job.since)
-            FillLoop(job, appender, presence, engine).run(presence.missing_claims)
+            FillLoop(job, appender, presence, engine).run()
     except Stopped:
         message = watch.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here

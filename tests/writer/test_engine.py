@@ -76,9 +76,9 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
         loop = FillLoop(job, appender, presence, engine, lambda count, nbytes: counted.append(count))
         if bad:
             with pytest.raises(SourceError):
-                loop.run(presence.missing_claims)
+                loop.run()
         else:
-            loop.run(presence.missing_claims)
+            loop.run()
             assert sorted(engine.stored) == [*range(length)]
         assert engine.closed == 1
         # Every claim is free again.
@@ -111,6 +111,6 @@ def test_a_claim_is_held_until_its_samples_are_in_the_archive(tmp_path):
                 return [running.popleft()]
 
         engine = Looks(2, None)
-        FillLoop(job, appender, presence, engine).run(presence.missing_claims)
+        FillLoop(job, appender, presence, engine).run()
         assert engine.stored == [*range(12)]
         assert presence.complete
