@@ -15,7 +15,6 @@ from edcache.format import Head
 from edcache.identity import Keyed
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
-from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_size
 from edcache.writer.engine import engine_of
 from edcache.writer.job import Job, errors_with, outcome
@@ -115,9 +114,12 @@ def _fill(job: Job) -> None:
                 if workers and appender.claims.can_lock:
                     Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
                 else:
-                    engine = engine_of(job) if job.options.executor is None else Cluster(job, appender.head)
-                    loop = FillLoop(job, appender, presence, engine, progress.advance)
-                    loop.run()
+                    engine = engine_of(job)
+                    if job.options.executor is not None:
+                        from edcache.writer.cluster import Cluster
+
+                        engine = Cluster(job, appender.head)
+                    FillLoop(job, appender, presence, engine, progress.advance).run()
             presence.update()
             if job.order is None:
                 # Another process may have made it longer.
