@@ -5,7 +5,7 @@ one before it travels back and is stored. A batch that cannot be read or launche
 of this process (writer/engine.py:Here), and so are the batches that readers had when one of them died.
 
 What must never happen: that the results of one batch are given for another. So batches are launched and asked for in
-the order of their submissions. That a process that reads outlives its parent.
+the order of their submissions. Nor that a process which reads outlives its parent: a thread of it looks.
 """
 
 from __future__ import annotations
@@ -266,8 +266,8 @@ class _Readers:
         pool, task = self._pool, here if self._source.gathers else partial(_read_there, indices)
         try:
             return partial(self._read, pool, pool.submit(task))
-        except BrokenExecutor as error:
-            self._note_death(pool, error)
+        except BrokenExecutor:
+            self._note_death(pool)
             return self.begin(indices)
 
     def _start(self) -> Executor:
@@ -279,14 +279,17 @@ class _Readers:
     def _read(self, pool: Executor, batch: Future[list[Bucket]]) -> list[Bucket]:
         try:
             return batch.result()
-        except BrokenExecutor as error:
-            self._note_death(pool, error)
+        except BrokenExecutor:
+            self._note_death(pool)
             raise
 
-    def _note_death(self, pool: Executor, error: BrokenExecutor) -> None:
+    def _note_death(self, pool: Executor) -> None:
         """Let others read the next batches when a reader was killed, perhaps amid a batch."""
         if self._pool is pool:
-            base.warn(f"{error}; the batches that were to be read are computed one by one")
+            base.warn(
+                "a process that reads batches ahead ended, perhaps for want of memory, which fewer num_workers= need "
+                "less of; the batches that were to be read are computed one by one"
+            )
             self._pool = None
 
     def end(self, *, is_failed: bool) -> None:
@@ -297,7 +300,7 @@ class _Readers:
 
 
 def _begin_reader(source: Any, count: int, is_over: Any) -> None:
-    """Begin a process that reads. It ends with its parent, whose handlers of signals are none of its business."""
+    """Begin a process that reads. It ends with its parent, and has none of its parent's handlers of signals."""
     global _source
     _source = source
     signal.signal(signal.SIGINT, signal.SIG_IGN)
