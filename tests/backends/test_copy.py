@@ -475,10 +475,7 @@ def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tall
     data = make(far, 160, chunk=20)
     for after in range(4):
         shutil.rmtree(ssd, ignore_errors=True)
-        with (
-            replace_system(Full(after)),
-            pytest.raises(StorageError, match="No space left on device"),
-        ):
+        with replace_system(Full(after)), pytest.raises(StorageError, match="No space left on device"):
             copy_to_local(far, ssd)
         assert not (ssd / far.name).exists()
         copy_to_local(far, ssd)

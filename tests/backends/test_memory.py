@@ -714,10 +714,7 @@ def test_a_folder_that_is_not_the_users_own_is_refused(tmp_path, monkeypatch):
 
 def test_what_would_be_gone_at_once_is_not_made(name, archive, tmp_path):
     gone = "an archive in shared memory is deleted when nobody has it open; give the path of a file"
-    for make in (
-        lambda: CacheWriter(name),
-        lambda: CachedDataset.from_cache(archive).save(name),
-    ):
+    for make in (lambda: CacheWriter(name), lambda: CachedDataset.from_cache(archive).save(name)):
         with pytest.raises(OptionError, match=gone):
             make()
     (tmp_path / "counting.py").write_text("def make(): return [1, 2]\n")

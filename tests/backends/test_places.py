@@ -525,10 +525,7 @@ def raising(error):
             lambda data: data[:-1],
             r"odd://b/a\.zip: reading 720 bytes at offset [\d,]+: 719 bytes came; asked 2",
         ),
-        (
-            raising(PermissionError(f"not with {SECRET}")),
-            r"Error: not with \*\*\*; give credentials in",
-        ),
+        (raising(PermissionError(f"not with {SECRET}")), r"Error: not with \*\*\*; give credentials in"),
         (raising(ConnectionResetError("gone")), "ConnectionResetError: gone; asked 2 times"),
         (raising(KeyError(SECRET)), r"KeyError: '\*\*\*'; asked once"),
         (raising(FileNotFoundError("x")), "no such object; check the URL"),
@@ -814,21 +811,9 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     [
         ("a.zip", {"key": "x"}, r"a\.zip: storage_options are for URLs, and this is a path"),
         ("http://h/a.zip", ["key"], "storage_options of type list; give a dict"),
-        (
-            "http://h/a.zip",
-            {"key": 1},
-            "http://h/a.zip: storage_options takes headers, request_.*, not key",
-        ),
-        (
-            "http://h/a.zip",
-            {"request_timeout": 0},
-            "request_timeout=0; give seconds above 0",
-        ),
-        (
-            "http://h/a.zip",
-            {"request_tries": 0},
-            "request_tries=0; give 1 or more",
-        ),
+        ("http://h/a.zip", {"key": 1}, "http://h/a.zip: storage_options takes headers, request_.*, not key"),
+        ("http://h/a.zip", {"request_timeout": 0}, "request_timeout=0; give seconds above 0"),
+        ("http://h/a.zip", {"request_tries": 0}, "request_tries=0; give 1 or more"),
         ("nonsense://h/a.zip", None, "nonsense://h/a.zip: Protocol not known: nonsense"),
     ],
 )
@@ -842,16 +827,8 @@ def test_wrong_options_are_told(path, options, message):
     ("scheme", "module", "message"),
     [
         ("https", "aiohttp", r"reading http:// and https:// needs aiohttp; .* edcache\[remote\]"),
-        (
-            "s3",
-            "s3fs",
-            r"reading s3:// needs another package: .*: pip install edcache\[s3\]",
-        ),
-        (
-            "gs",
-            "gcsfs",
-            r"reading gs:// needs another package: .*: pip install edcache\[gs\]",
-        ),
+        ("s3", "s3fs", r"reading s3:// needs another package: .*: pip install edcache\[s3\]"),
+        ("gs", "gcsfs", r"reading gs:// needs another package: .*: pip install edcache\[gs\]"),
     ],
 )
 def test_a_missing_library_is_told_with_its_pip_command(monkeypatch, scheme, module, message):
@@ -884,14 +861,7 @@ def test_a_file_url_is_a_path(local):
 def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatch):
     url = secret_url(served)
     monkeypatch.setenv("EDCACHE_PROGRESS", "1")
-    lines = [
-        "info",
-        "digest --json",
-        "show 3 --json",
-        "labels --limit 2",
-        "verify --quick",
-        "verify --json",
-    ]
+    lines = ["info", "digest --json", "show 3 --json", "labels --limit 2", "verify --quick", "verify --json"]
     for line in [*lines, "labels --count label --limit 1"]:
         name, *options = line.split()
         done = CliRunner().invoke(main, [name, url, *options])

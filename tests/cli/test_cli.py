@@ -494,7 +494,7 @@ def test_labels_are_listed_filtered_and_counted(archive, partial):
     assert rows[3:] == [{"index": 3, "labels": {"score": 0.375}}, {"index": 4, "labels": {"score": None}}]
     assert report("labels", archive, "--where", "label > 9") == []
     assert report("labels", archive, "--count", "label") == [
-        *({"value": 0, "count": 4}, {"value": 1, "count": 3}, {"value": 2, "count": 3}),
+        *({"value": 0, "count": 4}, {"value": 1, "count": 3}, {"value": 2, "count": 3})
     ]
     assert run("labels", archive, "--count", "label", "--csv").stdout == "value,count\n0,4\n1,3\n2,3\n"
     assert run("labels", partial, "--csv").stdout == "index,label\n0,0\n1,1\n5,2\n"

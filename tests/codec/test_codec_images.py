@@ -203,7 +203,6 @@ def test_info_without_end_is_refused():
         info = {"deeper": info}
     image.info = info
     with pytest.raises(
-        CodecError,
-        match=r'sample\["im"\]: cannot store PIL.Image.Image; its encode= raised Recursion',
+        CodecError, match=r'sample\["im"\]: cannot store PIL.Image.Image; its encode= raised Recursion'
     ):
         Encoder().encode({"im": image})

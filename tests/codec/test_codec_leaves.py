@@ -35,11 +35,7 @@ from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
 from edcache.codec.leaves import LEAVES
-from edcache.errors import (
-    CodecError,
-    CorruptRecordError,
-    OptionError,
-)
+from edcache.errors import CodecError, CorruptRecordError, OptionError
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)

@@ -57,10 +57,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def viewer(path):
-    with (
-        edcache.CachedDataset.from_cache(path) as ds,
-        ds.view(open_browser=False, block=False) as viewer,
-    ):
+    with edcache.CachedDataset.from_cache(path) as ds, ds.view(open_browser=False, block=False) as viewer:
         yield viewer
 
 

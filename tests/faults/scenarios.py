@@ -20,11 +20,7 @@ from edcache.writer import Appender
 
 PATH = "/disk/a.zip"
 MENDED = "/disk/mended.zip"
-OPTIONS: dict[str, Any] = {
-    "in_memory_keys": ["y"],
-    "publish_seconds": None,
-    "uuid": bytes(range(16)),
-}
+OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uuid": bytes(range(16))}
 
 
 # Columns that are added afterwards stand among the samples as these indices; a value is version, index.
@@ -304,11 +300,7 @@ SCENARIOS = [
     Scenario("label add", label_add, (create, first_labels), cuts=0.04),
     Scenario("grow behind it", grow, (create, first_labels, label_add), count=15, cuts=0.04),
     Scenario(
-        "save over itself, labels",
-        rewrite,
-        (create, first_labels, label_add),
-        whole=(PATH,),
-        cuts=0.04,
+        "save over itself, labels", rewrite, (create, first_labels, label_add), whole=(PATH,), cuts=0.04
     ),
 ]
 

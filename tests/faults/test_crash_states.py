@@ -13,18 +13,7 @@ import pytest
 from disk import MemoryDisk
 from explore import State, killed, powerless
 from scale import SCALE, scaled, seeded, thinned
-from scenarios import (
-    OPTIONS,
-    PATH,
-    SCENARIOS,
-    Notes,
-    Recording,
-    newest,
-    read_all,
-    record,
-    sample,
-    write,
-)
+from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Recording, newest, read_all, record, sample, write
 from systems import replace_system
 
 import edcache

@@ -167,10 +167,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     before = path.read_bytes()
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": 1})
-    with (
-        replace_system(Full(1)),
-        pytest.raises(StorageError, match="No space left on device"),
-    ):
+    with replace_system(Full(1)), pytest.raises(StorageError, match="No space left on device"):
         w.flush()
     assert path.read_bytes() == before
     with pytest.raises(StorageError, match="an append was broken off"):

@@ -25,10 +25,7 @@ from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import MAX_HEADER_NBYTES, Failure, columns, contents, parse_header
 from edcache.writer import Appender
 
-pytestmark = [
-    pytest.mark.spread,
-    pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
-]
+pytestmark = [pytest.mark.spread, pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning")]
 
 PARTS = 4
 NEW = 1_000

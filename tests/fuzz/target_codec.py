@@ -19,17 +19,8 @@ from edcache.errors import EdcacheError
 
 _LEAVES = [
     *("none", "bool", "int", "float", "complex", "uuid", "date", "timedelta", "str", "bytes", "bytearray"),
-    *(
-        "bigint",
-        "numpy.str",
-        "numpy.bytes",
-        ["datetime", None],
-        ["path", "PosixPath"],
-    ),
-    *(
-        ["datetime", [3600_000_000]],
-        ["ints", "list"],
-    ),
+    *("bigint", "numpy.str", "numpy.bytes", ["datetime", None], ["path", "PosixPath"]),
+    *(["datetime", [3600_000_000]], ["ints", "list"]),
     *(["floats", "tuple"], ["bools", "list"], ["strs", "tuple"], ["scalar", "<f4"], ["scalar", "<M8[ns]"]),
     *(
         ["array", "<f4", [2, 3]],
@@ -44,21 +35,12 @@ _LEAVES = [
         ["tensor", "float32", []],
         ["tensor", "complex64", [0, 2]],
     ),
-    *(
-        ["array", ["struct", [["a", 0, "<i4"], ["b", 4, "<f8"]], 12], [2]],
-        ["scalar", "|V5"],
-    ),
+    *(["array", ["struct", [["a", 0, "<i4"], ["b", 4, "<f8"]], 12], [2]], ["scalar", "|V5"]),
     *(["enum", "m", "E"], ["path", "PureWindowsPath"]),
     *(["imagefile", None, None, False], ["imagefile", "tensor", "RGB", True]),
     *(["scalar", ">f8"], ["array", "<c16", 2], ["scalar", "|b1"]),
 ]
-_KEYS = [
-    "a",
-    "b",
-    "é",
-    ["int", 5],
-    ["enum", "m", "Key", "A"],
-]
+_KEYS = ["a", "b", "é", ["int", 5], ["enum", "m", "Key", "A"]]
 
 
 @cache

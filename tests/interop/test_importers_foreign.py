@@ -68,10 +68,7 @@ def xla_seed(tmp_path):
     return old_caches.xla_folder(tmp_path / "seed", [{"a": i} for i in range(4)])
 
 
-SEEDS = {
-    "edflow": (edflow_seed, ""),
-    "torch_xla": (xla_seed, "METADATA"),
-}
+SEEDS = {"edflow": (edflow_seed, ""), "torch_xla": (xla_seed, "METADATA")}
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -209,6 +210,17 @@ def in_child(step: Callable[[], Any], system: System | None = None) -> int:
 def ended(pid: int) -> int:
     """0, 1 after an exception, the signal as a negative number."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_a_fork(work: Callable[[], Any]) -> Any:
+    """Do something in a fork; returns its answer."""
+    receiver, sender = os.pipe()
+    pid = in_child(lambda: os.write(sender, pickle.dumps(work())))
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        answer = file.read()
+    assert ended(pid) == 0
+    return pickle.loads(answer)
 
 
 def killed_at(count: int, work: Callable[[], object]) -> bool:

@@ -152,10 +152,7 @@ def test_conditions(conditions, expected):
             {"raw": "a"},
             r"label \"raw\" is binary; a str \('a'\) cannot be compared with it; compare it with bytes",
         ),
-        (
-            {"box": 1},
-            r"label \"box\" is list<.*>; an int \(1\) cannot be compared with it; such a column",
-        ),
+        ({"box": 1}, r"label \"box\" is list<.*>; an int \(1\) cannot be compared with it; such a column"),
         (
             {"day": 3},
             r"label \"day\" is date32.*; an int \(3\) cannot be compared with it; compare it with a date",

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import (
-    LabelError,
-    OptionError,
-    SampleIndexError,
-    UnknownLabelError,
-)
+from edcache.errors import LabelError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.format.arrays import missing_rows, number_values, take_rows, to_numpy
 from edcache.labels.labels import Labels
 

@@ -234,11 +234,7 @@ REFUSED = [
     (("", range(10)), OptionError, r"add_labels\(\) got the column name ''; a name is a non-empty str"),
     (("new", np.zeros((10, 2, 2))), OptionError, r"got an array of shape \(10, 2, 2\); give one value per"),
     (("new", [1, "a"] * 5), LabelError, "sample 1 is a str"),
-    (
-        ("new", pa.array([{"a": 1}] * 10)),
-        LabelError,
-        "which no label column holds; columns are bool, int",
-    ),
+    (("new", pa.array([{"a": 1}] * 10)), LabelError, "which no label column holds; columns are bool, int"),
     (("new", pa.array([[[1]]] * 10)), LabelError, "which no label column holds"),
     (
         ({"new": [1, 2]},),

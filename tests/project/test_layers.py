@@ -107,9 +107,7 @@ def test_imports_go_down_only_and_take_what_a_room_offers(file):
 
 
 # Base classes whose protected members the files of their room share: a public name would be one more for users.
-PROTECTED = {
-    "dataset": ("epoch.EpochSampler",),
-}
+PROTECTED = {"dataset": ("epoch.EpochSampler",)}
 
 
 def private_members(node):

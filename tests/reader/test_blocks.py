@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
-from range_server import serving
 from scale import scaled
 from systems import WAYS, reading_by
 from torch.utils.data import default_collate
@@ -285,18 +284,6 @@ def test_what_is_fetched_by_request_is_checked_as_it_comes(archives, name):
                 batch = {"label": torch.tensor([1, k])}
                 assert wrong(lambda labels=labels: labels.batch([1, k]), batch, [1, k], damaged) == ""
     far.store.clear()
-
-
-def test_a_field_of_a_large_record_is_fetched_without_the_rest(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
-        w.extend({"image": noise(k, 2_000_000), "label": k} for k in range(3))
-    with (
-        serving((tmp_path / "a.zip").read_bytes()) as served,
-        CachedDataset.from_cache(served.url, local=False) as ds,
-    ):
-        assert ds.select("label")[1] == {"label": 1}
-        assert ds.select("label").batch([0, 2])["label"].tolist() == [0, 2]
-        assert served.sent < 10 * BLOCK
 
 
 @pytest.mark.parametrize("name", ["small", "large", "varying", "shuffled", "zstd"])

@@ -86,24 +86,6 @@ def test_a_chain_walked_in_steps_is_the_chain_walked_at_once(path):
     assert (chain.end_index, chain.length, chain.end) == (21, None, file.size())
 
 
-def test_a_chunk_after_a_seal_unseals(path):
-    write(path, range(3))
-    assert whole_chain(path)[1].sealed
-    write(path, [3], seal=False)
-    chain = whole_chain(path)[1]
-    assert not chain.sealed
-    assert len(chain.behind) == 1
-    assert rows_of(contents_of(path)) == {0: 0, 1: 10, 2: 20, 3: 0}
-
-
-def test_a_table_that_reads_as_none_leaves_its_samples_out(path):
-    write(path, range(9), seal=False)
-    second = whole_chain(path)[1].chunks[1].number
-    found = contents_of(path, {second})
-    assert rows_of(found) == {0: 0, 1: 10, 2: 20, 6: 60, 7: 70, 8: 80}
-    assert found.length == 9
-
-
 def test_an_index_that_is_damaged_is_not_merged_into_another(path):
     write(path, range(9))
     write(path, [9], seal=False)

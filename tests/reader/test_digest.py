@@ -6,14 +6,12 @@ import hashlib
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from damage import flip, flip_in_root
 from systems import System, replace_system
-from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -152,14 +150,6 @@ def test_a_copy_in_another_process_hashes_nothing(path):
         assert copy[7]["x"].tolist() == [7] * 300
     assert isinstance(system, Counting)
     assert 0 < system.nbytes < path.stat().st_size / 5
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_read_what_was_proven(path, context):
-    digest = write(path)
-    cache = CachedDataset.from_cache(path, expected_digest=digest)
-    loader: Any = DataLoader(cache, batch_size=5, num_workers=1, multiprocessing_context=context)
-    assert [y for batch in loader for y in batch["y"].tolist()] == [i % 3 for i in range(20)]
 
 
 def test_a_copy_refuses_a_file_of_another_size_or_uuid_and_takes_a_copy_of_the_file(path):

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 import torch
 from descriptors import open_files
 from scale import scaled, seeded
-from systems import HANGS, WAYS, ended, in_child, reading_by
+from systems import HANGS, WAYS, ended, in_a_fork, in_child, reading_by
 from torch.utils.data import DataLoader
 from written import write
 
@@ -77,18 +77,6 @@ def sealed(folder: Path) -> Path:
     with CacheWriter(folder / "sealed.zip", in_memory_keys=["y"], chunk_size=7, sync="never") as w:
         w.extend(map(sample, range(COUNT)))
     return folder / "sealed.zip"
-
-
-@contextmanager
-def killed_at_last(*children: int) -> Iterator[None]:
-    """Whatever the test makes of them, they are gone afterwards."""
-    try:
-        yield
-    finally:
-        for child in children:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
 
 
 # --- forks of busy processes ---
@@ -258,25 +246,6 @@ def test_the_workers_of_a_loader_read_on_after_the_parent_closed(sealed: Path, m
     cache.close()
     found += [batch["y"].tolist() for batch in batches]
     assert list(itertools.chain(*found)) == [i % 4 for i in range(COUNT)]
-
-
-def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
-    reader = Reader(sealed)
-    kept = reader.read(2, copy=False)
-
-    def close_in_every_way() -> None:
-        reader.close()
-        reader.close()
-        with pytest.raises(ArchiveError):
-            reader.read(0)
-        assert is_sample(kept, 2)
-        gc.collect()
-
-    for _ in range(5):
-        assert ended(in_child(close_in_every_way)) == 0
-        assert all(is_sample(reader.read(i), i) for i in range(COUNT))
-        assert not reader.refresh()
-    reader.close()
 
 
 def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed: Path) -> None:
@@ -498,18 +467,14 @@ def _free(path: Path) -> dict[str, bool]:
     new = File.open(str(path) + ".edcache.new", "a")
     try:
         return {
-            "append": _try(file, format.LOCK_APPEND),
-            "claim": _try(file, format.LOCK_CLAIM + 3),
+            "append": file.try_lock(format.LOCK_APPEND),
+            "claim": file.try_lock(format.LOCK_CLAIM + 3),
             "filler": not file.is_locked(format.LOCK_FILLER, format.FILLERS),
-            "session": _try(new, format.LOCK_SESSION),
+            "session": new.try_lock(format.LOCK_SESSION),
         }
     finally:
         file.close()
         new.close()
-
-
-def _try(file: File, place: int) -> bool:
-    return file.try_lock(place)
 
 
 NONE_FREE = {"append": False, "claim": False, "filler": False, "session": False}
@@ -562,82 +527,8 @@ def test_nothing_that_a_child_does_frees_its_parents_locks(sealed: Path, way: st
             vars(held).clear()
             gc.collect()
 
-    assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
+    assert in_a_fork(lambda: _free(sealed)) == NONE_FREE
     assert ended(in_child(work)) == (-signal.SIGKILL if way == "is killed" else 0)
-    assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
+    assert in_a_fork(lambda: _free(sealed)) == NONE_FREE
     held.close()
-    assert _in_a_fork(lambda: _free(sealed)) == ALL_FREE
-
-
-def _in_a_fork(work: Callable[[], Any]) -> Any:
-    receiver, sender = os.pipe()
-    child = in_child(lambda: os.write(sender, pickle.dumps(work())))
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as file:
-        answer = file.read()
-    assert ended(child) == 0
-    return pickle.loads(answer)
-
-
-def test_the_death_of_a_process_frees_its_locks_though_its_children_live(sealed: Path) -> None:
-    receiver, sender = os.pipe()
-
-    def hold() -> None:
-        held = Holding(sealed)
-        asleep = [in_child(lambda: time.sleep(HANGS)), subprocess.Popen(["sleep", str(HANGS)]).pid]
-        os.write(sender, pickle.dumps(asleep))
-        time.sleep(HANGS)
-        held.close()
-
-    parent = in_child(hold)
-    asleep = pickle.loads(os.read(receiver, 1000))
-    os.close(receiver)
-    os.close(sender)
-    try:
-        assert _free(sealed) == NONE_FREE
-        os.kill(parent, signal.SIGKILL)
-        assert ended(parent) == -signal.SIGKILL
-        assert all(_is_alive(child) for child in asleep)
-        assert _free(sealed) == ALL_FREE
-    finally:
-        for child in asleep:
-            os.kill(child, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Path) -> None:
-    receiver, sender = os.pipe()
-
-    def hold() -> None:
-        held = Holding(sealed)
-        os.write(sender, b"held")
-        time.sleep(0.01)
-        held.close()
-
-    holder = in_child(lambda: (hold(), time.sleep(HANGS)))
-    with killed_at_last(holder):
-        assert os.read(receiver, 4) == b"held"
-        os.kill(holder, signal.SIGSTOP)
-        held = not _free(sealed)["append"]
-        reader = Reader(sealed)
-        assert all(is_sample(reader.read(i), i) for i in range(COUNT))
-        assert not reader.refresh()
-        assert edcache.verify(sealed).problems == []
-        writer = in_child(lambda: _append_one(sealed))
-        with killed_at_last(writer):
-            time.sleep(0.3)
-            assert held == (os.waitpid(writer, os.WNOHANG) == (0, 0))
-            os.kill(holder, signal.SIGCONT)
-            assert ended(writer) == 0
-        assert reader.refresh()
-        assert is_sample(reader.read(COUNT), COUNT)
-        reader.close()
-    os.close(receiver)
-    os.close(sender)
-
-
-def _append_one(path: Path) -> None:
-    write(path, [sample(COUNT)], "a", sync="never")
+    assert in_a_fork(lambda: _free(sealed)) == ALL_FREE

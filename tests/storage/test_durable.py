@@ -121,10 +121,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "remove": lambda: storage.remove(path),
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
-    with (
-        replace_system(Refusing(errno.ENOSPC, call)),
-        pytest.raises(StorageError, match=message) as caught,
-    ):
+    with replace_system(Refusing(errno.ENOSPC, call)), pytest.raises(StorageError, match=message) as caught:
         tried[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)

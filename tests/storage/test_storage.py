@@ -21,10 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
 from edcache.dataset.indexing import batch_of
-from edcache.errors import (
-    CorruptRecordError,
-    StaleArchiveError,
-)
+from edcache.errors import CorruptRecordError, StaleArchiveError
 
 COUNT = 12
 
@@ -124,11 +121,7 @@ def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, ver
 
 
 def sample(k):
-    return {
-        "image": torch.full((64, 64), k % 256, dtype=torch.uint8),
-        "ids": torch.arange(k % 5),
-        "label": k,
-    }
+    return {"image": torch.full((64, 64), k % 256, dtype=torch.uint8), "ids": torch.arange(k % 5), "label": k}
 
 
 def write(path, count=60, **options):
