@@ -92,24 +92,6 @@ def test_labels_for_a_file_that_is_gone_make_no_other_one(tmp_path):
     assert ds[3] == {"x": 3}
 
 
-def test_a_column_added_is_there_at_once_and_in_every_reader_after_refresh(path):
-    ds, other = opened(path), opened(path)
-    assert list(other.labels) == ["y", "kind"]
-    assert ds.add_labels("cluster", np.arange(10) % 3) is ds
-    assert ds.labels["cluster"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
-    assert ds.filter(cluster=2).indices.tolist() == [2, 5, 8]
-    assert list(other.labels) == ["y", "kind"]
-    assert other.refresh()
-    assert column(other, "cluster") == column(ds, "cluster")
-    assert ds._reader.sealed
-
-
-def test_no_byte_that_was_written_before_is_written_again(path):
-    before = path.read_bytes()
-    opened(path).add_labels("cluster", range(10)).drop_labels("y")
-    assert path.read_bytes()[: len(before)] == before
-
-
 GIVEN = {
     "numpy": np.arange(10, dtype=np.int32),
     "big endian": np.arange(10, dtype=">f4"),
@@ -187,15 +169,6 @@ def test_samples_fill_a_column_of_their_type_alone_until_it_is_dropped(path):
     ds.drop_labels("y").add_labels("y", list("abcdefghij"))
     make(path, 2, mode="a")
     check(path, {"kind": [*"ababababab", "a", "b"], "y": [*"abcdefghij", None, None]})
-
-
-def test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fills(path):
-    opened(path).add_labels("new", range(10)).add_labels("y", [7] * 10)
-    with CacheWriter(path, "a") as w:
-        w.append(sample(10))
-        w.write(3, sample(3))
-    kind = [*"ababababab", "a"]
-    check(path, {"y": [7, 7, 7, 3, 7, 7, 7, 7, 7, 7, 10], "kind": kind, "new": [*range(10), None]})
 
 
 def test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended(path):
@@ -378,16 +351,6 @@ def test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say(p
 # ---------------------------------------------------------------------------------------- dropping
 
 
-def test_a_dropped_column_is_gone_for_good_and_may_be_added_again(path):
-    ds = opened(path).add_labels("new", range(10))
-    assert list(ds.drop_labels("new", "y").labels) == ["kind"]
-    make(path, 1, mode="a")
-    check(path, {"kind": [*"ababababab", "a"]})
-    ds.refresh()
-    ds.add_labels("new", {0: "z"})
-    check(path, {"kind": [*"ababababab", "a"], "new": ["z", *[None] * 10]})
-
-
 def test_every_column_can_be_dropped(path):
     opened(path).drop_labels("kind", "y")
     check(path, {})
@@ -453,20 +416,6 @@ class Source:
 
     def __getitem__(self, index):
         return sample(index)
-
-
-def test_absent_samples_have_labels_too(tmp_path):
-    path = tmp_path / "a.zip"
-    with CacheWriter(path, in_memory_keys=["y"]) as w:
-        for index in (2, 5, 7):
-            w.write(index, sample(index))
-    ds = opened(path).add_labels("new", {2: "a", 7: "b"})
-    y, new = [None, None, 2, None, None, 5, None, 7], [None, None, "a", *[None] * 4, "b"]
-    check(path, {"y": y, "new": new})
-    ds.add_labels("new", {0: "c"})
-    check(path, {"y": y, "new": ["c", *new[1:]]})
-    opened(path).save(path, skip_damaged=True)
-    check(path, {"y": y, "new": ["c", *new[1:]]})
 
 
 def test_several_change_labels_while_another_appends(path):
