@@ -227,16 +227,6 @@ def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
     assert all(line.endswith(f"; {remedy}") for line in problems)
 
 
-def test_a_byte_between_records_is_no_room_for_anything(tmp_path):
-    path = tmp_path / "a.zip"
-    make(path, "sealed")
-    rows = edcache.reader.Reader(path).rows
-    end = int(rows["offset"][2] + rows["nbytes"][2])
-    assert end < rows["offset"][3]
-    problems = problems_of(path, end)
-    assert any("chunks/00000001 has crc32 " in line for line in problems)
-
-
 def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path, monkeypatch):
     monkeypatch.setattr("edcache.writer.builder.CHUNK_NBYTES", 1 << 30)
     path = tmp_path / "a.zip"
