@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
-from cli_runner import RUNNER
+from cli_runner import RUNNER, error_of, report, run
 from damage import flip_record
 from filled import available
 from written import write
@@ -85,28 +84,6 @@ DIGITS = """
     number = 7
 """
 BUILD = "build digits:make -o out.zip --arg split=a"
-
-
-def run(line, *more, code=0):
-    result = RUNNER.invoke(main, [*shlex.split(line), *map(str, more)])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def report(line, *more, code=0):
-    """What a command prints with --json."""
-    return json.loads(run(line, *more, "--json", code=code).stdout, parse_constant=pytest.fail)
-
-
-def error_of(line, *more):
-    """The one line that a failing command leaves on stderr."""
-    result = run(line, *more, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("edcache: ")
-    assert result.stderr.endswith("\n")
-    assert result.stderr.count("\n") == 1
-    return result.stderr[len("edcache: ") : -1]
 
 
 def start(*arguments, **options):
@@ -682,16 +659,6 @@ def test_progress_is_on_stderr_and_only_when_asked(archive, tmp_path, line):
 
 
 # ------------------------------------------------------------------------------- all commands alike
-
-
-@pytest.mark.parametrize("command", ["info {}", "show {} 0", "labels {}", "verify {}", "digest {}"])
-def test_a_path_that_is_no_archive_is_one_line(command, tmp_path):
-    missing, foreign = tmp_path / "missing.zip", tmp_path / "foreign.zip"
-    foreign.write_bytes(b"PK\x05\x06" + bytes(18))
-    assert error_of(command.format(missing)).startswith(f"{missing}: no such file")
-    assert error_of(command.format(foreign)).startswith(f"{foreign}: not an edcache archive")
-    foreign.unlink()
-    assert str(tmp_path) in error_of(command.format(tmp_path))
 
 
 # Command lines that go wrong, and a part of what they say on one line.
