@@ -1,7 +1,7 @@
 """Damage is met where it lies and nowhere else: each record has a sum, a large one a sum of each block."""
 
+import functools
 import random
-import threading
 from itertools import pairwise
 
 import fsspec
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
 from scale import scaled
-from systems import WAYS, reading_by
+from systems import WAYS, in_threads, reading_by
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter, verify
@@ -374,11 +374,7 @@ def batchwise(ds, indices):
 
 
 def with_two_threads(ds, indices):
-    threads = [threading.Thread(target=one_by_one, args=(ds, indices[n::2])) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[functools.partial(one_by_one, ds, indices[n::2]) for n in range(2)])
     one_by_one(ds, indices)
 
 

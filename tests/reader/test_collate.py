@@ -215,7 +215,7 @@ def test_a_sparse_archive_collates_what_it_has(tmp_path, data, make):
     present = [1, 2, 5, 8, 13]
     asked, ways = data.draw(options(make))
     indices = data.draw(st.lists(st.sampled_from(present), min_size=1, max_size=5))
-    ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], present)
+    ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], indices=present)
     collate = edcache.collate(**asked)
     expected = outcome(lambda: collate([ds[i] for i in indices]))
     found = outcome(lambda: collate([batch_of(ds, [i - len(ds) for i in indices])]))
@@ -310,6 +310,15 @@ def test_a_batch_of_nothing_but_empty_ones_is_empty(tmp_path):
         assert found["j"].values.shape == (0, 2)
         assert found["j"].offsets.tolist() == [0, 0, 0]
         assert [len(tensor) for tensor in found["l"]] == [0, 0]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_a_list_of_several_dtypes_is_cut_too(tmp_path, is_lazy):
+    made = [{"x": torch.ones(5)}, {"x": torch.ones(5, 2)}, {"x": torch.ones(5).int()}]
+    ds = write(tmp_path / "a.zip", made)
+    batch = [batch_of(ds, [0, 1, 2])] if is_lazy else [ds[0], ds[1], ds[2]]
+    found = edcache.collate(as_list=["x"], max_length=3)(batch)
+    assert [tensor.shape for tensor in found["x"]] == [(3,), (3, 2), (3,)]
 
 
 def test_samples_without_a_container_are_named_by_the_empty_path(tmp_path):
@@ -658,7 +667,7 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
         edcache.collate(**ALL_WAYS)([batch_of(CachedDataset.from_cache(ds.path), [1, 7])])
-    sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], [1, 3])
+    sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], indices=[1, 3])
     with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
         edcache.collate(pad={"x": 0})([batch_of(sparse, [1, 2])])
 

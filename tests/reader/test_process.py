@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from descriptors import needs_proc, open_files
 from likeness import same
-from systems import CALLS, System, in_a_fork, replace_system, routed
+from systems import CALLS, WAYS, System, in_a_fork, in_threads, reading_by, replace_system, routed
 from written import write, written
 
 import edcache
@@ -71,31 +72,25 @@ def path(tmp_path: Path, module: ModuleType) -> Path:
 # --- reading ---
 
 
-def test_eight_threads_read_one_reader(path: Path, module: ModuleType) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_eight_threads_read_one_reader(path: Path, module: ModuleType, way: str) -> None:
     source = module.Source()
     expected = [source[i] for i in range(60)]
-    problems: list[str] = []
-    for _ in range(5):
-        cache = CachedDataset.from_cache(path)
+    for _ in range(3):
+        with reading_by(way):
+            cache = CachedDataset.from_cache(path)
         barrier = threading.Barrier(8)
 
         def read(seed: int, cache: CachedDataset = cache, barrier: threading.Barrier = barrier) -> None:
             order = np.random.default_rng(seed).permutation(60).tolist()
             barrier.wait(30)
-            try:
-                for i in order * 3:
-                    if not same(cache[i], expected[i]) or cache.labels["y"][i] != i % 4:
-                        problems.append(f"sample {i}")
-            except BaseException as error:
-                problems.append(repr(error))
+            for i in order * 3:
+                assert same(cache[i], expected[i])
+                assert cache.labels["y"][i] == i % 4
+                assert same(cache.__getitems__([i, 3, i]), [expected[k] for k in (i, 3, i)])
 
-        threads = [threading.Thread(target=read, args=(k,)) for k in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        in_threads(*[functools.partial(read, k) for k in range(8)])
         cache.close()
-    assert problems == []
 
 
 @pytest.mark.parametrize("samples", [1, 5000])

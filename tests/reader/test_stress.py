@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,18 @@ def sealed(folder: Path) -> Path:
     with CacheWriter(folder / "sealed.zip", in_memory_keys=["y"], chunk_size=7, sync="never") as w:
         w.extend(map(sample, range(COUNT)))
     return folder / "sealed.zip"
+
+
+@contextmanager
+def killed_at_last(*children: int) -> Iterator[None]:
+    """Whatever the test makes of them, they are gone afterwards."""
+    try:
+        yield
+    finally:
+        for child in children:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
 
 
 # --- forks of busy processes ---
@@ -532,3 +544,67 @@ def test_nothing_that_a_child_does_frees_its_parents_locks(sealed: Path, way: st
     assert in_a_fork(lambda: _free(sealed)) == NONE_FREE
     held.close()
     assert in_a_fork(lambda: _free(sealed)) == ALL_FREE
+
+
+def test_the_death_of_a_process_frees_its_locks_though_its_children_live(sealed: Path) -> None:
+    receiver, sender = os.pipe()
+
+    def hold() -> None:
+        held = Holding(sealed)
+        asleep = [in_child(lambda: time.sleep(HANGS)), subprocess.Popen(["sleep", str(HANGS)]).pid]
+        os.write(sender, pickle.dumps(asleep))
+        time.sleep(HANGS)
+        held.close()
+
+    parent = in_child(hold)
+    asleep = pickle.loads(os.read(receiver, 1000))
+    os.close(receiver)
+    os.close(sender)
+    try:
+        assert _free(sealed) == NONE_FREE
+        os.kill(parent, signal.SIGKILL)
+        assert ended(parent) == -signal.SIGKILL
+        assert all(_is_alive(child) for child in asleep)
+        assert _free(sealed) == ALL_FREE
+    finally:
+        for child in asleep:
+            os.kill(child, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Path) -> None:
+    receiver, sender = os.pipe()
+
+    def hold() -> None:
+        held = Holding(sealed)
+        os.write(sender, b"held")
+        time.sleep(0.01)
+        held.close()
+
+    holder = in_child(lambda: (hold(), time.sleep(HANGS)))
+    with killed_at_last(holder):
+        assert os.read(receiver, 4) == b"held"
+        os.kill(holder, signal.SIGSTOP)
+        held = not _free(sealed)["append"]
+        reader = Reader(sealed)
+        assert all(is_sample(reader.read(i), i) for i in range(COUNT))
+        assert not reader.refresh()
+        assert edcache.verify(sealed).problems == []
+        writer = in_child(lambda: _append_one(sealed))
+        with killed_at_last(writer):
+            time.sleep(0.3)
+            assert held == (os.waitpid(writer, os.WNOHANG) == (0, 0))
+            os.kill(holder, signal.SIGCONT)
+            assert ended(writer) == 0
+        assert reader.refresh()
+        assert is_sample(reader.read(COUNT), COUNT)
+        reader.close()
+    os.close(receiver)
+    os.close(sender)
+
+
+def _append_one(path: Path) -> None:
+    write(path, [sample(COUNT)], "a", sync="never")
