@@ -4,7 +4,6 @@ The model compares Python's values, whose integers and floats compare exactly; i
 """
 
 import datetime as dt
-import json
 import math
 import operator
 import struct
@@ -16,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from click.testing import CliRunner
+from cli_runner import report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optional import Later, Library, made
 from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
-from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, OptionError
 from edcache.labels import Labels, classes_of, single_values, sorted_rows
 from edcache.labels.given import joined
@@ -524,11 +522,12 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
 def test_the_command_line_has_the_same_classes(archive, name):
     ds, columns = archive
     groups = numbered(columns[name])
-    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--json"])
-    assert sorted(row["count"] for row in json.loads(printed.output)) == sorted(map(len, groups))
-    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0,)", "--json"])
+    assert sorted(row["count"] for row in report("labels", ds.path, "--count", name)) == sorted(
+        map(len, groups)
+    )
+    zeros = report("labels", ds.path, "--where", f"{name} in (0,)")
     expected = [k for k, value in enumerate(columns[name]) if value == 0]
-    assert [row["index"] for row in json.loads(zeros.output)] == expected
+    assert [row["index"] for row in zeros] == expected
 
 
 def test_labels_join_by_values_not_by_bits(archive):
