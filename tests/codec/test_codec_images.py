@@ -16,21 +16,7 @@ from edcache.errors import CodecError, CorruptRecordError
 Image = pytest.importorskip("PIL.Image")
 
 MODES = [
-    "1",
-    "L",
-    "P",
-    "PA",
-    "LA",
-    "La",
-    "RGB",
-    "RGBA",
-    "RGBa",
-    "RGBX",
-    "CMYK",
-    "YCbCr",
-    "LAB",
-    "HSV",
-    "I",
+    *("1", "L", "P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I"),
     "F",
 ]
 MODES += ["I;16", "I;16B", "I;16L"]

@@ -126,25 +126,14 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
 @pytest.mark.parametrize(
     ("at", "code", "value"),
     [
-        *(
-            (0, "<Q", 3),
-            (0, "<Q", 0),
-            (8, "<Q", 16),
-            (16, "<Q", 1),
-            (0, "<Q", 1 << 61),
-        ),  # lengths of the parts
+        # lengths of the parts
+        *((0, "<Q", 3), (0, "<Q", 0), (8, "<Q", 16), (16, "<Q", 1), (0, "<Q", 1 << 61)),
         *((24, "<q", -1), (32, "<q", 8), (24, "<q", 1 << 62)),  # samples that the header does not name
-        *(
-            (40, "<Q", 0),
-            (40, "<Q", 1 << 40),
-            (40, "<Q", (1 << 64) - 1),
-        ),  # offsets before and behind the records
+        # offsets before and behind the records
+        *((40, "<Q", 0), (40, "<Q", 1 << 40), (40, "<Q", (1 << 64) - 1)),
         *((48, "<Q", 1 << 40), (48, "<Q", (1 << 64) - 1), (72, "<Q", 16)),  # sizes beyond the chunk
-        *(
-            (48, "<Q", 9),
-            (60, "<H", 1),
-            (62, "<H", 0),
-        ),  # an overlap, a schema that is not there, an absent record
+        # an overlap, a schema that is not there, an absent record
+        *((48, "<Q", 9), (60, "<H", 1), (62, "<H", 0)),
         *((88, "B", 0), (88, "B", ord("{"))),  # JSON
     ],
 )
