@@ -27,6 +27,8 @@ OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uu
 LABELS = {"z": -1, "w": -2}
 FACTOR = 1_000
 DROPPED = 5
+# The version of what is filled in after something went wrong.
+RECOMPUTED = 1_000
 
 
 def label_versions(cache: CachedDataset) -> dict[int, int | str]:
@@ -82,6 +84,12 @@ class Notes:
         self.published += [(len(self.disk.journal), index, version) for index in indices]
 
 
+class _Nobody(Notes):
+    def publish(self, indices: Iterable[int], version: int = 0) -> None:
+        return
+
+
+NOBODY = _Nobody(MemoryDisk())
 Step = Callable[[Notes], None]
 
 

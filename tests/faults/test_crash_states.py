@@ -13,7 +13,19 @@ import pytest
 from disk import MemoryDisk
 from explore import State, killed, powerless
 from scale import SCALE, scaled, seeded, thinned
-from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Recording, newest, read_all, record, sample, write
+from scenarios import (
+    OPTIONS,
+    PATH,
+    RECOMPUTED,
+    SCENARIOS,
+    Notes,
+    Recording,
+    newest,
+    read_all,
+    record,
+    sample,
+    write,
+)
 from systems import replace_system
 
 import edcache
@@ -29,7 +41,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*samples of a seal that a power cut took are kept here"),
 ]
 
-RECOMPUTED = 1_000
 KILLS = 5 * SCALE
 POWER_CUTS = scaled(2_000)
 RECOVERIES = scaled(20)

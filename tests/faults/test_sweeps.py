@@ -17,7 +17,7 @@ from damage import flipped
 from disk import MemoryDisk
 from filled import available
 from scale import scaled, seeded
-from scenarios import OPTIONS, PATH, present, sample, version_of, write
+from scenarios import NOBODY, OPTIONS, PATH, present, sample, version_of, write
 from systems import replace_system
 
 import edcache
@@ -62,15 +62,7 @@ def large(index: int) -> dict[str, Any]:
 
 
 def fill(indices: range, version: int = 0, seal: bool = True, **more: Any) -> None:
-    write(_NOBODY, indices, version=version, seal=seal, **more)
-
-
-class _Nobody:
-    def publish(self, indices: Any, version: int = 0) -> None:
-        return
-
-
-_NOBODY: Any = _Nobody()
+    write(NOBODY, indices, version=version, seal=seal, **more)
 
 
 def note() -> None:
