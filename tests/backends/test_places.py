@@ -771,7 +771,7 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
         ("http://h/a.zip", ["key"], "storage_options of type list; give a dict"),
         ("http://h/a.zip", {"key": 1}, "http://h/a.zip: storage_options takes headers, request_.*, not key"),
         ("http://h/a.zip", {"request_timeout": 0}, "request_timeout=0; give seconds above 0"),
-        ("http://h/a.zip", {"request_tries": 0}, "request_tries=0; give 1 or more"),
+        ("http://h/a.zip", {"request_tries": 0}, "request_tries=0; give an integer of 1 or more"),
         ("nonsense://h/a.zip", None, "nonsense://h/a.zip: Protocol not known: nonsense"),
     ],
 )
