@@ -1,10 +1,12 @@
-"""build, images, import: fill archives, also by a call of a factory."""
+"""advise, build, images, import: fill archives, also by a call of a factory, and forecast a fill."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import os
+import runpy
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,7 @@ from typing import Any, NoReturn, get_args
 
 import click
 
-from edcache import dataset, identity, interop
+from edcache import dataset, identity, interop, tools
 from edcache.base import CacheOptions, OptionError, human_bytes, index_ranges
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, flags, output
@@ -107,6 +109,41 @@ def _value(text: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except (ValueError, RecursionError):
         return text
+
+
+@click.command()
+@click.argument("what", metavar="PATH|SCRIPT.py|MODULE:FACTORY", type=PATH)
+@flags("arguments")
+def advise(what: str, arguments: Sequence[str]) -> None:
+    """Time the phases of an epoch, and say whether a cache would help, and where to cut.
+
+    SCRIPT.py is run until it iterates a DataLoader. That is measured, one batch is replayed to the loop ten times, for
+    the time of its step, and the script ends. Of MODULE:FACTORY the dataset is measured, as build takes it. Of the PATH
+    of an archive, random batches are read.
+
+    \b
+    Example:
+      edcache advise train.py
+      edcache advise digits:make --arg split=train
+    """
+    if what.endswith(".py") and os.path.exists(what):
+        code = "import sys; from edcache.cli.build import advise_script; advise_script(sys.argv[1])"
+        sys.exit(subprocess.run([sys.executable, "-c", code, what]).returncode)  # noqa: S603 - asked for
+    if ":" in what and "://" not in what and not os.path.exists(what):
+        out.print_lines([str(tools.headroom(Call(what, arguments, None).make()))])
+    else:
+        out.print_lines(tools.read_rates(what))
+
+
+def advise_script(script: str) -> None:
+    """Run a script in this process until its first DataLoader is measured, and print the result; then exit."""
+    sys.argv, sys.path[0] = [script], os.path.dirname(os.path.abspath(script))
+    with tools.first_loader(lambda found: print(found, flush=True)):
+        runpy.run_path(script, run_name="__main__")
+    out.print_error(
+        f"{script} ended before a second batch of a DataLoader; give MODULE:FACTORY of its dataset"
+    )
+    sys.exit(out.FAILED)
 
 
 @click.command()
