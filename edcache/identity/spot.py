@@ -180,7 +180,7 @@ def held_generators(thing: Any) -> Iterator[Any]:
 
 def holds_generator(thing: Any) -> bool:
     """True if an object holds a random generator of its own."""
-    return any(True for _ in held_generators(thing))
+    return any(map(id, held_generators(thing)))
 
 
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
@@ -248,7 +248,7 @@ def generators_kept(held: Sequence[Any] = ()) -> Iterator[_States]:
     """
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
-    own = [(generator, _state_of(generator)) for generator in held]
+    own = [*zip(held, map(_state_of, held), strict=True)]
     try:
         yield states
     finally:

@@ -1,4 +1,3 @@
-from .headroom import Headroom as Headroom
 from .headroom import first_loader as first_loader
 from .headroom import headroom as headroom
 from .headroom import read_rates as read_rates

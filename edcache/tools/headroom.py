@@ -12,8 +12,8 @@ before the first one. A transform that is turned off hands its input on: so the 
 are at the cut.
 
 What must never happen: that a run is another one afterwards. Generators, also those that the source holds, are as
-before; no attribute of the user's objects is set; no sampler is asked, but a batch sampler of the user's. And that an
-error of the user's code is replaced by another one.
+before; no attribute of the user's objects is set; no sampler is iterated, but a batch sampler of the user's. And that
+an error of the user's code is replaced by another one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -46,7 +46,7 @@ from edcache.writer import CacheWriter
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Kind: TypeAlias = Literal["read", "transform", "collate", "copy", "step"]
+PhaseKind: TypeAlias = Literal["read", "transform", "collate", "copy", "step"]
 
 # Classes that only call their members one after another: these are the phases.
 _CONTAINERS: Final = ("Compose", "Sequential", "StandardTransform")
@@ -69,7 +69,7 @@ class Phase:
         datasets around its own.
     """
 
-    kind: Kind
+    kind: PhaseKind
     name: str
     seconds: list[float] = field(default_factory=list)
     random: str = ""
@@ -155,13 +155,18 @@ class Headroom:
     def _processes(self) -> int:
         return min(self.num_workers, writer.worker_count("auto"))
 
-    def _sum(self, *kinds: Kind, first: int = 0) -> float:
+    def _sum(self, *kinds: PhaseKind, first: int = 0) -> float:
         return sum(phase.mean for phase in self.phases[first:] if phase.kind in kinds)
 
     def _epoch(self, load: float) -> float:
         step = self._sum("copy", "step")
         # Workers at best share the work evenly, and the step waits for none.
         return self.length * (max(load / self._processes, step) if self._processes else load + step)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all facts as plain values."""
+        names = "cut epoch_seconds ceiling nbytes fill_seconds cached_epoch_seconds pays_at_epoch"
+        return asdict(self) | {name: getattr(self, name) for name in names.split()}
 
     def __str__(self) -> str:
         facts = [*self._facts()]
@@ -176,7 +181,9 @@ class Headroom:
             if phase.random and number == self.cached > 0:
                 rows.append(("- - cut - -", "", "", ""))
             note = f"random: {phase.random}" if phase.random else ""
-            rows.append((phase.name, f"{1e3 * phase.median:.3f} ms", f"{100 * phase.mean / whole:.0f} %", note))
+            rows.append(
+                (phase.name, f"{1e3 * phase.median:.3f} ms", f"{100 * phase.mean / whole:.0f} %", note)
+            )
         yield from base.text_table(("phase", "a sample", "share", ""), rows)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
@@ -251,8 +258,8 @@ def headroom(
         OptionError: "headroom(): step= takes batches; give a DataLoader".
         As the user's code, if a sample, collation or the step raises.
 
-    Safety: the random generators of the process, and those that source and step hold, are as before afterwards. No
-        sampler is asked, but a batch sampler of your own.
+    Safety: the random generators of the process, and the ones in source and step, are as before afterwards. No
+        sampler is iterated, but a batch sampler of your own.
 
     >>> print(edcache.headroom(loader, train_step))
     """
@@ -309,7 +316,9 @@ class _Probe:
         self.spent, self.off, self.watches = Counter[str](), set[str](), False
         self._held, self._running, self._last = held, list[Phase](), None
 
-    def call(self, kind: Kind, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, kind: PhaseKind, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Call a function as a phase."""
         if self._running and self._running[-1].name == name:
             return function(*args, **kwargs)
@@ -492,7 +501,7 @@ class _Survey:
             self._probe.off = {phase.name for phase in behind if phase.kind == "transform"}
             try:
                 samples = self._read(run)
-            except Exception as error:  # noqa: BLE001 - of code behind the cut, which needs what is turned off
+            except Exception as error:  # noqa: BLE001 - of code behind the cut, which misses a phase
                 self.flaw = f"the dataset takes no other result than of {behind[-1].name}: {error!r:.80}"
                 return
             finally:
@@ -556,7 +565,9 @@ def _forecast(
     except EdcacheError as error:
         return replace(found, flaw=str(error).replace(f"{path}: ", ""))
     has_rest = any(phase.kind in ("read", "transform") for phase in found.phases[found.cached :])
-    is_gathered = loader is not None and loader.collate_fn is default_collate and not has_rest
+    # A batch sampler of the user's gives samples of one shape, and random ones do not collate.
+    is_default = loader is not None and type(loader.batch_sampler) is BatchSampler
+    is_gathered = is_default and loader.collate_fn is default_collate and not has_rest
     with closing(CachedDataset.from_cache(path)) as cache:
         order = _some(len(cache), found.batch_size)
         read = partial(cache.batch, order) if is_gathered else lambda: [*map(cache.__getitem__, order)]
@@ -602,14 +613,17 @@ def first_loader(report: Callable[[Headroom], object]) -> Iterator[None]:
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
 
 
-def read_rates(path: str) -> Iterator[str]:
-    """Yield lines on an archive: its size beside the memory, and samples a second of random batches."""
+def read_rates(path: str) -> dict[str, Any]:
+    """Measure an archive: its bytes beside those of the memory, and samples a second of random batches, by size."""
     with closing(CachedDataset.from_cache(path)) as cache:
-        nbytes, memory = cache.info()["nbytes"], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        fits = "fits into" if nbytes < memory / 2 else "is too large for"
-        yield f"{cache.path}: {len(cache):,} samples, {human_bytes(nbytes)}: {fits} the memory, {human_bytes(memory)}"
-        rows = []
-        for size in (size for size in _BATCH_SIZES if size <= len(cache)):
-            seconds = statistics.median(_repeated(partial(cache.batch, _some(len(cache), size)))[0])
-            rows.append((f"{size:,}", f"{size / seconds:,.0f}"))
-        yield from base.text_table(("batch", "samples/s"), rows)
+        sizes = [size for size in _BATCH_SIZES if size <= len(cache)]
+        seconds = [
+            statistics.median(_repeated(partial(cache.batch, _some(len(cache), n)), n)[0]) for n in sizes
+        ]
+        return {
+            "path": cache.path,
+            "samples": len(cache),
+            "nbytes": os.path.getsize(cache.path),
+            "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "rates": {size: 1 / one for size, one in zip(sizes, seconds, strict=True)},
+        }

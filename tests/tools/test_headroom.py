@@ -1,6 +1,7 @@
 """headroom: phases, random ones, the cut, the forecast; and that the run is the same afterwards."""
 
 import copy
+import json
 import os
 import random
 import re
@@ -530,6 +531,12 @@ def test_advise_of_a_factory(tmp_path, monkeypatch):
     done = RUNNER.invoke(main, ["advise", "factory_of_numbers:make", "--arg", "count=3"])
     assert done.exit_code == 0
     assert done.stdout.startswith("Numbers: 64 samples, batches of 1")
+    document = json.loads(RUNNER.invoke(main, ["advise", "factory_of_numbers:make", "--json"]).stdout)
+    assert (document["length"], document["cut"], document["phases"][0]["kind"]) == (
+        64,
+        "read Numbers",
+        "read",
+    )
 
 
 def test_advise_of_an_archive(tmp_path):
@@ -537,7 +544,9 @@ def test_advise_of_an_archive(tmp_path):
     done = RUNNER.invoke(main, ["advise", "a.zip"])
     lines = done.stdout.splitlines()
     assert done.exit_code == 0
-    assert re.fullmatch(r".*a\.zip: 100 samples, [\d.]+ kB: fits into the memory, [\d.]+ GB", lines[0])
+    assert re.fullmatch(r".*a\.zip: 100 samples, [\d.]+ kB, fits into the memory of [\d.]+ GB", lines[0])
     assert [line.split()[0] for line in lines[1:]] == ["batch", "1", "16", "64"]
+    document = json.loads(RUNNER.invoke(main, ["advise", "a.zip", "--json"]).stdout)
+    assert (document["samples"], [*document["rates"]]) == (100, ["1", "16", "64"])
     done = RUNNER.invoke(main, ["advise", "none.zip"])
     assert (done.exit_code, "none.zip: no such file" in done.stderr) == (1, True)
