@@ -118,8 +118,8 @@ def advise(what: str, arguments: Sequence[str], as_json: bool) -> None:
     """Tell where an epoch's time goes, and where to cut.
 
     SCRIPT.py is run until it iterates a DataLoader. That is measured, one batch is replayed to the loop some ten times,
-    for the time of its step, and the script ends. Of MODULE:FACTORY the dataset is measured, as build takes it. Of the PATH
-    of an archive, random batches are read.
+    for the time of its step, and the script ends. Of MODULE:FACTORY, which is called as build does, the dataset is
+    measured. Of the PATH of an archive, random batches are read.
 
     \b
     Example:
