@@ -160,15 +160,15 @@ def recompute(
                 return Recomputed(records, best)
 
 
-def held_generators(thing: Any) -> Iterator[Any]:
-    """Yield the random generators that an object holds, in attributes, containers or closures."""
-    waiting, seen = [thing], set[int]()
+def held_generators(thing: Any) -> list[Any]:
+    """Return the random generators that an object holds, in attributes, containers or closures."""
+    waiting, seen, found = [thing], set[int](), list[Any]()
     for one in waiting:
         if id(one) in seen or len(waiting) > _MOST_HELD:
             continue
         seen.add(id(one))
         if isinstance(one, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
-            yield one
+            found.append(one)
         elif isinstance(one, list | tuple | dict):
             waiting += [*(one.values() if isinstance(one, dict) else one)][:_MOST_HELD]
         elif isinstance(one, types.FunctionType):
@@ -176,11 +176,7 @@ def held_generators(thing: Any) -> Iterator[Any]:
         elif not isinstance(one, type | types.ModuleType):
             waiting += [getattr(one, "__self__", None), *getattr(one, "__dict__", {}).values()]
             waiting += [one.func, one.args, one.keywords] if isinstance(one, functools.partial) else []
-
-
-def holds_generator(thing: Any) -> bool:
-    """True if an object holds a random generator of its own."""
-    return any(map(id, held_generators(thing)))
+    return found
 
 
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:

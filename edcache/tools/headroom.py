@@ -11,9 +11,9 @@ A phase is random if a generator moves while it runs, or if it gives another res
 before the first one. A transform that is turned off hands its input on: so the dataset itself makes the samples as they
 are at the cut.
 
-What must never happen: that a run is another one afterwards. Generators, also those that the source holds, are as
-before; no attribute of the user's objects is set; no sampler is iterated, but a batch sampler of the user's. And that
-an error of the user's code is replaced by another one.
+What must never happen: that a run is another one afterwards. Generators, also the ones in the source, are as before; no
+attribute of the user's objects is set; no sampler is iterated, but a batch sampler of the user's. And that an error of
+the user's code is replaced by another one.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ def headroom(
     if loader is None and (step is not None or device is not None):
         name = "device" if step is None else "step"
         raise OptionError(f"headroom(): {name}= takes batches; give a DataLoader", option=name)
-    held = [*identity.held_generators((source, step))]
+    held = identity.held_generators((source, step))
     with identity.generators_kept(held), tempfile.TemporaryDirectory(prefix="edcache-headroom-") as folder:
         size, indices = _chosen(loader, dataset, samples)
         survey = _Survey(dataset, held, indices)
@@ -565,9 +565,10 @@ def _forecast(
     except EdcacheError as error:
         return replace(found, flaw=str(error).replace(f"{path}: ", ""))
     has_rest = any(phase.kind in ("read", "transform") for phase in found.phases[found.cached :])
-    # A batch sampler of the user's gives samples of one shape, and random ones do not collate.
-    is_default = loader is not None and type(loader.batch_sampler) is BatchSampler
-    is_gathered = is_default and loader.collate_fn is default_collate and not has_rest
+    is_gathered = False
+    if loader is not None and not has_rest:
+        # A batch sampler of the user's gives samples of one shape, and random ones do not collate.
+        is_gathered = loader.collate_fn is default_collate and type(loader.batch_sampler) is BatchSampler
     with closing(CachedDataset.from_cache(path)) as cache:
         order = _some(len(cache), found.batch_size)
         read = partial(cache.batch, order) if is_gathered else lambda: [*map(cache.__getitem__, order)]
@@ -614,7 +615,7 @@ def first_loader(report: Callable[[Headroom], object]) -> Iterator[None]:
 
 
 def read_rates(path: str) -> dict[str, Any]:
-    """Measure an archive: its bytes beside those of the memory, and samples a second of random batches, by size."""
+    """Measure an archive: its bytes, the memory's, and samples a second of random batches, by size."""
     with closing(CachedDataset.from_cache(path)) as cache:
         sizes = [size for size in _BATCH_SIZES if size <= len(cache)]
         seconds = [
