@@ -531,7 +531,7 @@ class View(Samples[T_co]):
     drop_labels = add_labels
 
 
-def _step(name: str, *given: object, **options: object) -> str:
+def _step(name: str, /, *given: object, **options: object) -> str:
     """Write a call that makes a view, in short: `.filter('label == 1')`."""
     texts = [*map(_brief, given), *(f"{key}={_brief(value)}" for key, value in options.items())]
     return f".{name}({', '.join(texts)})"
