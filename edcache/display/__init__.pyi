@@ -1,4 +1,7 @@
+from .cells import Detokenizer as Detokenizer
 from .cells import tried as tried
+from .histogram import Histogram as Histogram
+from .histogram import histograms as histograms
 from .markup import fragment as fragment
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
@@ -11,4 +14,5 @@ from .summary import call_text as call_text
 from .summary import facts as facts
 from .summary import provenance as provenance
 from .summary import summary as summary
+from .tokens import detokenizer as detokenizer
 from .tree import sample_tree as sample_tree

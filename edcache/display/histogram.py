@@ -51,6 +51,21 @@ class Histogram:
     rest: int = 0
     rest_values: int = 0
 
+    @property
+    def rest_text(self) -> str:
+        """The samples without a bar, in words; "" if there are none."""
+        which = "other" if self.bars else "different"
+        return f"{self.rest:,} samples of {self.rest_values:,} {which} values" if self.rest else ""
+
+
+def histograms(labels: Labels, columns: int = 8, most: int = 6) -> Iterator[Histogram]:
+    """Count the values of the first columns for a short look; texts that are almost all different have no bars."""
+    for name in list(labels)[:columns]:
+        one = histogram(labels, name, most)
+        is_unlike = one.rest_values > 0 and one.bars[0].count == 1
+        rest = one.rest + sum(bar.count for bar in one.bars)
+        yield Histogram(name, one.type, (), rest, one.rest_values + len(one.bars)) if is_unlike else one
+
 
 def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:
     """Count the values of a column. More than `most` distinct numbers or times are counted in ranges.
