@@ -74,12 +74,10 @@ def _label_bars(labels: label_tables.Labels) -> Iterator[str]:
     try:
         for one in display.histograms(labels):
             if one.bars:
-                yield from (
-                    "",
-                    *out.count_table((one.name, "count"), [(bar.text, bar.count) for bar in one.bars]),
-                )
+                counts = [(bar.text, bar.count) for bar in one.bars]
+                yield from ("", *out.count_table((one.name, "count"), counts))
             if one.rest:
-                yield out.printable(f"{one.name}: {one.rest_text}") if not one.bars else one.rest_text
+                yield one.rest_text if one.bars else f"\n{out.printable(one.name)}: {one.rest_text}"
     except EdcacheError as error:
         yield out.one_line(str(error))
 

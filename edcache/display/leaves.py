@@ -1,7 +1,7 @@
 """Leaves of a sample with what shows each, which the other leaves of the sample decide too.
 
-A signal with a sample rate near it is a sound. A mask lies over the image of its size, and boxes lie on the image that
-they fit.
+A signal is a sound by a sample rate: beside it or nearer to the root, by its name; or behind it in a tuple. A mask lies
+over the pictures of its size, and boxes on the nearest image, if they fit it.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ class Boxes(NamedTuple):
 def shown_leaves(sample: Any) -> Iterator[Leaf]:
     """Yield the leaves of a sample with what shows each, computed when it is asked for."""
     values = dict(islice(leaves_of(sample), _MOST_LEAVES))
+    rates = {path[:-1]: rate for path, value in values.items() if (rate := _named_rate(path, value))}
     for path, value in values.items():
         media = media_of(value)
         if media is not None and media.kind == "signal":
-            rate = _rate_near(path, values)
+            nearest = (rates[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in rates)
+            rate = next(nearest, None) or _rate_behind(path, values)
             # What is shorter than a fiftieth of a second is a vector.
             if media.data.dtype.kind != "b" and rate is not None and media.data.shape[1] >= rate // 50:
                 media = media._replace(kind="sound", rate=rate)
@@ -100,18 +102,18 @@ def _rank(media: Media) -> int:
     return {"sound": 2, "signal": 2, "tokens": 3}.get(media.kind, 5)
 
 
-def _rate_near(path: LeafPath, values: Mapping[LeafPath, Any]) -> int | None:
-    """Find the sample rate of a signal: beside it or nearer to the root, by its name; behind it in a tuple."""
-    for depth in range(len(path) - 1, -1, -1):
-        for other, value in values.items():
-            is_near = len(other) == depth + 1 and other[:depth] == path[:depth]
-            if is_near and isinstance(other[-1], str) and _NAME_OF_RATE.fullmatch(other[-1]):
-                rate = _whole(value)
-                if rate is not None and _LEAST_RATE <= rate <= _MOST_RATE:
-                    return rate
+def _named_rate(path: LeafPath, value: Any) -> int | None:
+    """Return the number of a leaf that its name tells to be a sample rate."""
+    is_named = bool(path) and isinstance(path[-1], str) and _NAME_OF_RATE.fullmatch(path[-1])
+    rate = _whole(value) if is_named else None
+    return rate if rate is not None and _LEAST_RATE <= rate <= _MOST_RATE else None
+
+
+def _rate_behind(path: LeafPath, values: Mapping[LeafPath, Any]) -> int | None:
+    """Return a usual sample rate behind a leaf of a tuple, as torchaudio has it."""
     last = path[-1] if path else None
-    behind = _whole(values.get((*path[:-1], last + 1))) if isinstance(last, int) else None
-    return behind if behind in _RATES else None
+    rate = _whole(values.get((*path[:-1], last + 1))) if isinstance(last, int) else None
+    return rate if rate in _RATES else None
 
 
 def _whole(value: Any) -> int | None:
@@ -151,7 +153,8 @@ def with_layers(leaves: list[Leaf]) -> list[Leaf]:
         array = as_array(leaf.value) if hasattr(leaf.value, "dtype") and "mask" in _name(leaf.path) else None
         if array is None or not array.size or array.dtype.kind not in "biuf":
             return leaf
-        if array.min() < 0 or array.max() > _MOST_LAYERS or not (array == array.astype(np.uint8)).all():
+        # Written so that nan fails.
+        if not (array.min() >= 0 and array.max() <= _MOST_LAYERS and (array == array.astype(np.uint8)).all()):
             return leaf
         classes = array.astype(np.uint8)
         if (

@@ -118,7 +118,7 @@ class Shown:
             raise SampleIndexError(f"no sample {row:,} here")
         if isinstance(rows, range):
             return {"position": row, "exact": True}
-        places = np.flatnonzero(rows == row) if order else np.searchsorted(rows, row)[None]
+        places = np.flatnonzero(rows == row) if order else np.atleast_1d(np.searchsorted(rows, row))
         position = min(int(places[0]), len(rows) - 1) if len(places) else 0
         return {"position": position, "exact": int(rows[position]) == row}
 
