@@ -517,10 +517,12 @@ async function load(isBack = false) {
     const isNew = state.row === null;
     state.row = row;
     if (!isBack) remember(!isNew);
-    $("sample-name").textContent = `Sample ${number(row)}`;
+    const name = `Sample ${number(row)}`;
+    if (isNew) $("sample-name").textContent = name;
     const sample = await get(`${state.set}/sample/${row}`);
     if (state.opened !== position || turn !== state.turn) return;
     mute();
+    $("sample-name").textContent = name;
     $("sample-body").replaceChildren(...parts(sample));
   } catch (error) {
     if (state.opened === position) $("sample-body").replaceChildren(el("p", { class: "wrong", text: error.message }));
