@@ -1,8 +1,8 @@
-from .cells import Detokenizer as Detokenizer
 from .cells import tried as tried
-from .histogram import Histogram as Histogram
 from .histogram import histograms as histograms
 from .markup import fragment as fragment
+from .media import Detokenizer as Detokenizer
+from .media import detokenizer as detokenizer
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
 from .notebook import dataset_html as dataset_html
@@ -14,5 +14,4 @@ from .summary import call_text as call_text
 from .summary import facts as facts
 from .summary import provenance as provenance
 from .summary import summary as summary
-from .tokens import detokenizer as detokenizer
 from .tree import sample_tree as sample_tree

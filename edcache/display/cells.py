@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from edcache.base import CodecError, EdcacheError, MissingSampleError, SampleIndexError
 from edcache.display.leaves import (
@@ -18,7 +18,17 @@ from edcache.display.leaves import (
     shown_leaves,
     with_layers,
 )
-from edcache.display.media import THUMBNAIL_SIDE, Media, lines_of, numbers_text, pixels, png, thumbnail, wav
+from edcache.display.media import (
+    THUMBNAIL_SIDE,
+    Detokenizer,
+    Media,
+    lines_of,
+    numbers_text,
+    pixels,
+    png,
+    thumbnail,
+    wav,
+)
 from edcache.display.tree import leaf as described
 from edcache.display.tree import sample_tree
 
@@ -28,9 +38,6 @@ _MOST_TOKENS: Final = 4_000
 _FEW_TOKENS: Final = 60  # of a cell
 
 Result = TypeVar("Result")
-
-# Text of tokens; None if they are not of its vocabulary.
-Detokenizer: TypeAlias = "Callable[[list[int]], str | None]"
 
 
 def tried(call: Callable[..., Result], *arguments: Any) -> Result | Exception:
@@ -101,7 +108,10 @@ def described_leaves(leaves: list[Leaf], detokenizer: Detokenizer | None = None)
             about["media"] = _describe(media, detokenizer)
         if media is not None and media.is_picture:
             over = [{"number": mask, "path": path_text(leaves[mask].path)} for mask in masks.get(number, ())]
-            on = [one._asdict() | {"path": path_text(one.path)} for one in boxes.get(number, ())]
+            on = [
+                {"path": path_text(one.path), "form": one.form, "corners": one.corners, "names": one.names}
+                for one in boxes.get(number, ())
+            ]
             about["media"] |= {"masks": over, "boxes": on}
         documents.append(about)
     return documents

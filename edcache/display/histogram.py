@@ -53,7 +53,7 @@ class Histogram:
 
     @property
     def rest_text(self) -> str:
-        """The samples without a bar, in words; "" if there are none."""
+        """Tell in words how many samples have no bar; "" if there are none."""
         which = "other" if self.bars else "different"
         return f"{self.rest:,} samples of {self.rest_values:,} {which} values" if self.rest else ""
 

@@ -64,7 +64,7 @@ class Boxes(NamedTuple):
 
 
 def shown_leaves(sample: Any) -> Iterator[Leaf]:
-    """Yield the leaves of a sample with what shows each, computed when it is asked for."""
+    """Yield the leaves of a sample, each with its media, which is computed as the iteration comes to it."""
     values = dict(islice(leaves_of(sample), _MOST_LEAVES))
     rates = {path[:-1]: rate for path, value in values.items() if (rate := _named_rate(path, value))}
     for path, value in values.items():
@@ -72,9 +72,9 @@ def shown_leaves(sample: Any) -> Iterator[Leaf]:
         if media is not None and media.kind == "signal":
             nearest = (rates[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in rates)
             rate = next(nearest, None) or _rate_behind(path, values)
-            # What is shorter than a fiftieth of a second is a vector.
+            # A signal below a fiftieth of a second is a vector.
             if media.data.dtype.kind != "b" and rate is not None and media.data.shape[1] >= rate // 50:
-                media = media._replace(kind="sound", rate=rate)
+                media = Media("sound", media.data, rate=rate)
         yield Leaf(path, value, media)
 
 
@@ -164,8 +164,8 @@ def with_layers(leaves: list[Leaf]) -> list[Leaf]:
             and array.max() <= 1
         ):
             layers = classes * np.arange(1, len(array) + 1, dtype=np.uint8)[:, None, None]
-            return leaf._replace(media=Media("image", layers.max(axis=0), len(array)))
-        return leaf._replace(media=media_of(classes)) if array.dtype.kind == "f" else leaf
+            return Leaf(leaf.path, leaf.value, Media("image", layers.max(axis=0), len(array)))
+        return Leaf(leaf.path, leaf.value, media_of(classes)) if array.dtype.kind == "f" else leaf
 
     return list(map(layered, leaves))
 

@@ -69,11 +69,9 @@ max-width:28em;overflow-wrap:anywhere;font-weight:400}
 .edcache th{opacity:.65}
 .edcache .n{text-align:right;font-variant-numeric:tabular-nums}
 .edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px;align-items:flex-start}
-.edcache .bar{display:grid;grid-template-columns:minmax(4em,9em) 90px auto;gap:8px;align-items:center;
-font-size:12px;height:18px}
-.edcache .bar span{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.edcache .bar i{display:block;height:10px;background:#4c8bd6;border-radius:2px;min-width:1px}
-.edcache .bar b{font-weight:400;opacity:.65;font-variant-numeric:tabular-nums}
+.edcache .columns table{margin:0}
+.edcache .bars td:first-child{max-width:12em;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.edcache .bars i{display:block;height:10px;margin-top:4px;background:#4c8bd6;border-radius:2px;min-width:1px}
 .edcache .grid{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .edcache figure{margin:0;min-width:96px}
 .edcache figure>div{display:flex;gap:2px}

@@ -9,13 +9,14 @@ import io
 import struct
 import wave
 import zlib
+from collections.abc import Callable
 from colorsys import hsv_to_rgb
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import EdcacheError
+from edcache.base import EdcacheError, MissingDependencyError, OptionError, foreign_code
 from edcache.codec import Array, ImageFile, format_of
 from edcache.display.tree import as_array
 
@@ -32,9 +33,12 @@ _COLORS: Final = (3, 1, 4)  # channels of a picture
 _MOST_FRAMES: Final = 20_000_000  # of a sound that is played: seven minutes of the finest
 _COLOR_TYPES: Final = {1: 0, 3: 2, 4: 6}
 
+# Returns the text of tokens; None if they are not of its vocabulary.
+Detokenizer: TypeAlias = "Callable[[list[int]], str | None]"
+
 
 class Media(NamedTuple):
-    """What a leaf is shown as.
+    """Picture, sound, curve, numbers or text that shows a leaf.
 
     kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "film": numbers [frames, h, w] or
     [frames, h, w, 3 or 4]. "signal" and "sound": numbers [lines, n]. "tokens": integers [n]. "text": a str. "note": the
@@ -235,6 +239,38 @@ def thumbnail(media: Media, side: int = THUMBNAIL_SIDE) -> bytes:
 def numbers_text(numbers: Array, most: int) -> str:
     """Write the first numbers of an array [n], with spaces between."""
     return " ".join(map(str, numbers[:most].tolist())) + (" ..." if len(numbers) > most else "")
+
+
+def detokenizer(name: str) -> Detokenizer:
+    """Load a tokenizer from files of this machine: a folder, or the name of one that was downloaded before.
+
+    The function that it returns gives None for numbers that are no tokens: beyond the vocabulary, or all 0 and 1, as of
+    an attention mask. Negative numbers, which mark what a loss leaves out, have no text.
+
+    Raises:
+        MissingDependencyError: transformers is not installed.
+        OptionError: 'no tokenizer at "./tok"; give its folder, or download it first'.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingDependencyError("a tokenizer takes transformers; pip install transformers") from None
+
+    def absent(error: Exception) -> OptionError:
+        reason = f"{type(error).__name__} when transformers loads it from files"
+        remedy = "give the folder of its tokenizer.json, or the name of one that transformers has downloaded"
+        return OptionError(f'no tokenizer at "{name}": {reason}; {remedy}', option="tokenizer")
+
+    with foreign_code(absent):
+        # Not from far, and without code of the tokenizer's own.
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        size = len(tokenizer)
+
+    def text(numbers: list[int]) -> str | None:
+        tokens = [number for number in numbers if number >= 0]
+        return str(tokenizer.decode(tokens)) if 1 < max(tokens, default=0) < size else None
+
+    return text
 
 
 def lines_of(data: Array, most: int) -> list[list[float | None]]:

@@ -159,15 +159,16 @@ def _bars(of: Histogram) -> Markup:
     greatest = max((bar.count for bar in of.bars), default=0) or 1
     rows = (
         element(
-            *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
-            element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
-            element("b", f"{bar.count:,}"),
-            class_="bar",
+            *("tr", element("td", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
+            element("td", element("i", style=f"width:{90 * bar.count / greatest:.0f}px")),
+            element("td", f"{bar.count:,}", class_="n dim"),
         )
         for bar in of.bars
     )
     title = element("div", of.name[:_WIDEST], element("span", f" {of.type[:_WIDEST]}", class_="dim"))
-    return element("div", title, rows, element("div", of.rest_text, class_="dim"))
+    return element(
+        "div", title, element("table", rows, class_="bars"), element("div", of.rest_text, class_="dim")
+    )
 
 
 def _facts(length: int, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:

@@ -12,7 +12,7 @@ import numpy as np
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
 from edcache.display.histogram import Histogram, histogram
-from edcache.display.media import THUMBNAIL_SIDE
+from edcache.display.media import THUMBNAIL_SIDE, Detokenizer
 from edcache.format import Failure
 from edcache.labels import Labels, matching_rows, single_values, sorted_rows
 
@@ -52,7 +52,7 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], _Samples],
         code: str,
-        detokenizer: cells.Detokenizer | None = None,
+        detokenizer: Detokenizer | None = None,
     ) -> None:
         self.name, self._code, self._detokenizer = name, code, detokenizer
         self._labels, self._dataset = cache(labels), cache(dataset)

@@ -113,10 +113,11 @@ def test_a_dataset_says_what_it_holds_and_shows_its_first_samples(ds):
 
 
 def bars(html):
-    """Each bar of a notebook: its text, the part of the width, the count."""
-    return re.findall(
-        r'<span title="[^"]*">([^<]*)</span><span><i style="width:(\d+)%"></i></span><b>([^<]*)</b>', html
+    """Each bar of a notebook: its text, its width, the count."""
+    cells = (
+        r'<td title="[^"]*">([^<]*)</td><td><i style="width:(\d+)px"></i></td><td class="n dim">([^<]*)</td>'
     )
+    return re.findall(cells, html)
 
 
 def test_labels_are_bars_of_their_values(tmp_path):
@@ -125,18 +126,18 @@ def test_labels_are_bars_of_their_values(tmp_path):
     cache = CachedDataset(samples, tmp_path / "a.zip", in_memory_keys=names, progress=False)
     html = cache._repr_html_()
     assert bars(html)[:5] == [
-        ("0", "100", "4"),
-        ("1", "100", "4"),
-        ("2", "100", "4"),
-        ("b", "100", "8"),
-        ("a", "50", "4"),
+        ("0", "90", "4"),
+        ("1", "90", "4"),
+        ("2", "90", "4"),
+        ("b", "90", "8"),
+        ("a", "45", "4"),
     ]
-    assert bars(html)[5] == ("0 to 2", "100", "2")
+    assert bars(html)[5] == ("0 to 2", "90", "2")
     assert len(bars(html)) == 11
     assert bars(cache.filter("y == 1")._repr_html_())[:3] == [
-        ("1", "100", "4"),
-        ("b", "100", "3"),
-        ("a", "33", "1"),
+        ("1", "90", "4"),
+        ("b", "90", "3"),
+        ("a", "30", "1"),
     ]
 
 
