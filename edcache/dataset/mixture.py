@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from edcache.base import Ints, OptionError, check_count
-from edcache.dataset.combined import Concat, concat
+from edcache.dataset.combined import Chained, Joined, concat
 from edcache.dataset.epoch import EpochSampler
+from edcache.dataset.indexing import reading_of
 from edcache.dataset.orders import Drawn
 from edcache.dataset.permutation import permuted, word, words
 from edcache.dataset.selection import Selection
@@ -53,17 +54,18 @@ class Mixture(EpochSampler):
 
     def __init__(
         self,
-        dataset: Concat,
+        dataset: Joined,
         weights: Weights,
         *,
         stop: Literal["first", "longest"] | int = "first",
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
-        if not isinstance(dataset, Concat):
+        root = reading_of(dataset).root if isinstance(dataset, Joined) else None
+        if not isinstance(root, Chained):
             raise OptionError(f"a mixture of {type(dataset).__name__}; give what edcache.concat() returns")
         self.dataset = dataset
-        self._starts = np.array(dataset.starts)
+        self._starts = root.bounds[:-1]
         self._sizes = np.diff(self._starts, append=len(dataset))
         self._counts = np.array(_counts(weights, self._sizes.tolist()))
         self._sources, self._numbers = _round(self._counts.tolist())

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
-from edcache.base import OptionError, shown
-from edcache.dataset.split import checked_seed
+from edcache.base import OptionError, check_count, shown
 from edcache.reader import FieldPath, at, replaced, steps
 
 Draws: TypeAlias = Sequence[tuple[int, int]]
@@ -74,7 +73,7 @@ def extended(
     if before is not None:
         known = before.steps if isinstance(before, Pipeline) else (Step(before),)
     number = sum(step.seed is not None for step in known)
-    step = Step(function, field, None if seed is None else checked_seed(seed), number)
+    step = Step(function, field, None if seed is None else check_count("seed", seed, 0), number)
     return Pipeline((*known, step), number > 0 or seed is not None)
 
 

@@ -729,12 +729,12 @@ def test_two_loaders_in_two_threads_do_not_meet(ds):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_size": 0}, "batch_size=0; give 1 or more"),
-        ({"batch_size": -1}, "batch_size=-1; give 1 or more"),
-        ({"batch_size": 2.0}, "batch_size=2.0; give 1 or more"),
-        ({"batch_size": None}, "batch_size=None; give 1 or more"),
-        ({"num_threads": 0}, "num_threads=0; give 1 or more"),
-        ({"prefetch": 0}, "prefetch=0; give 1 or more"),
+        ({"batch_size": 0}, "batch_size=0; give an integer of 1 or more"),
+        ({"batch_size": -1}, "batch_size=-1; give an integer of 1 or more"),
+        ({"batch_size": 2.0}, "batch_size=2.0; give an integer of 1 or more"),
+        ({"batch_size": None}, "batch_size=None; give an integer of 1 or more"),
+        ({"num_threads": 0}, "num_threads=0; give an integer of 1 or more"),
+        ({"prefetch": 0}, "prefetch=0; give an integer of 1 or more"),
         (
             {"shuffle": True, "sampler": [1]},
             "shuffle=True cannot be combined with sampler=; let the sampler shuffle",

@@ -34,8 +34,9 @@ def parts(tmp_path_factory):
 def sources_of(mixture, epoch=0):
     """Dataset and position in it of each draw."""
     indices = np.asarray(mixture.order(epoch))
-    which = np.searchsorted(mixture.dataset.starts, indices, "right") - 1
-    return which, indices - np.array(mixture.dataset.starts)[which]
+    starts = np.cumsum([0, *map(len, mixture.dataset.parts)])
+    which = np.searchsorted(starts, indices, "right") - 1
+    return which, indices - starts[which]
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any))

@@ -343,8 +343,8 @@ def flip(sample):
         (lambda ds: ds.with_transform(noisy, seed=float("nan")), "seed=nan; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=-1), "seed=-1; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=True), "seed=True; give an integer of 0 or more"),
-        (lambda ds: ds.set_epoch(-1), "epoch=-1; give 0 or more"),
-        (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give 0 or more"),
+        (lambda ds: ds.set_epoch(-1), "epoch=-1; give an integer of 0 or more"),
+        (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give an integer of 0 or more"),
     ],
 )
 def test_what_means_nothing_is_refused(ds, ask, message):

@@ -36,7 +36,7 @@ class Chunked(SampleRoot):
     """Archive of samples in order, in chunks of one size."""
 
     def __init__(self, length, chunk):
-        self._length = length
+        self.ranges = [range(length)]
         index = SimpleNamespace(chunk_size=lambda chunks: chunk)
         session = SimpleNamespace(index=index, chunks=0, head=SimpleNamespace(uuid=b""))
         self.archives = [SimpleNamespace(session=session, local=None)]
@@ -303,7 +303,7 @@ def test_it_says_what_it_is(make):
     [
         ({"num_replicas": 2}, "num_replicas=2 and rank=None; give both, or none"),
         ({"rank": 0}, "num_replicas=None and rank=0; give both, or none"),
-        ({"num_replicas": 0, "rank": 0}, "num_replicas=0; give 1 or more"),
+        ({"num_replicas": 0, "rank": 0}, "num_replicas=0; give an integer of 1 or more"),
         ({"num_replicas": 2, "rank": 2}, "rank=2 of num_replicas=2; give 0 to 1"),
         ({"num_replicas": 2, "rank": -1}, "rank=-1 of num_replicas=2; give 0 to 1"),
         ({"uneven": "pad"}, 'uneven=\'pad\'; give "repeat", "drop" or "allow"'),
@@ -393,7 +393,7 @@ def test_balanced_draws_every_class_and_every_sample_with_the_same_chance():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("y", 0), "num_samples=0; give 1 or more"),
+        (("y", 0), "num_samples=0; give an integer of 1 or more"),
         (("none", 5), "num_samples=5, and no sample has a class to draw from"),
         (("mixed",), r"classes of int: .*; give single values of one type"),
         (("lists",), r"classes of list: .*; give single values of one type"),
@@ -466,7 +466,7 @@ def test_weights_of_any_size_are_drawn_by():
             "an array: sample 1 has no value; filter() such samples out, or give an array",
         ),
         (("w",), 'label "w": sample 2 has no value; filter() such samples out, or give an array'),
-        (([1, 0, 2], 0), "num_samples=0; give 1 or more"),
+        (([1, 0, 2], 0), "num_samples=0; give an integer of 1 or more"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -555,8 +555,8 @@ def test_by_length_tells_frameworks_that_it_is_its_own_sampler():
     [
         ({}, "give either batch_size, max_tokens or global_batch_size"),
         ({"batch_size": 2, "max_tokens": 9}, "give either batch_size, max_tokens or global_batch_size"),
-        ({"batch_size": 0}, "batch_size=0; give 1 or more"),
-        ({"max_tokens": 0}, "max_tokens=0; give 1 or more"),
+        ({"batch_size": 0}, "batch_size=0; give an integer of 1 or more"),
+        ({"max_tokens": 0}, "max_tokens=0; give an integer of 1 or more"),
         ({"batch_size": 2, "bucket": 0.9}, "bucket=0.9; give 1 or more"),
         ({"batch_size": 2, "bucket": math.nan}, "bucket=nan; give 1 or more"),
         ({"max_tokens": 6}, "sample 2 has length 7, max_tokens=6; filter() such samples out"),
@@ -698,7 +698,7 @@ def test_chunk_shuffle_wants_records(tmp_path):
         ChunkShuffle(ds)
     assert str(caught.value) == "3 of 5 samples have no record, and so no chunk; leave out ds.missing"
     assert sorted(ChunkShuffle(available(ds))) == [0, 1]
-    with pytest.raises(OptionError, match=r"^buffer=0; give 1 or more$"):
+    with pytest.raises(OptionError, match=r"^buffer=0; give an integer of 1 or more$"):
         ChunkShuffle(available(ds), 0)
 
 
@@ -778,7 +778,7 @@ def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batch_size": None}, "batch_size=None; give 1 or more"),
+        ({"batch_size": None}, "batch_size=None; give an integer of 1 or more"),
         (
             {"batch_size": None, "sampler": [[1]], "drop_last": True},
             "drop_last=True needs a batch_size; here the sampler makes the batches",
