@@ -40,7 +40,8 @@ def open_archive(path: str) -> tuple[Session, label_tables.Labels]:
 def info(paths: Sequence[str], as_json: bool) -> None:
     """Describe archives: samples, fields, labels, and origin.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. An archive that was
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. On a terminal the first labels
+    have bars of their values. An archive that was
     computed from others, such as one of map(), has a line for each parent, which tells if that has changed since.
 
     \b

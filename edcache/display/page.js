@@ -21,7 +21,7 @@ const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 // position of the sample beside the grid, and row its number. off: the paths of masks and boxes that are switched off.
 const state = {
   set: 0, info: null, where: "", bars: new Map(), count: 0, current: 0, turn: 0, opened: null, row: null,
-  order: "", caption: 0, tile: TILE, off: new Set(), sounds: [],
+  order: "", caption: 0, tile: TILE, off: new Set(), sounds: [], isTyping: false,
 };
 const grid = {
   top: 0, at: 0, columns: 1, width: 0, height: 0, view: 0, shape: null,
@@ -89,7 +89,9 @@ async function apply({ isBack = false, isTyped = false } = {}) {
     if (where === state.where && count === state.count && !isBack) return;
     Object.assign(state, { where, count, current: 0 });
     restart();
-    if (!isBack) remember(isTyped);
+    // What is typed letter by letter is one entry of the history.
+    if (!isBack) remember(isTyped && state.isTyping);
+    state.isTyping = isTyped;
     for (const i of $("labels").querySelectorAll("section").keys()) compare(i);
   } catch (error) {
     if (turn === state.turn) complain(error.message);
@@ -116,6 +118,7 @@ function remember(isSmall = false) {
   if (state.row !== null) parts.set("sample", state.row);
   const hash = parts.size ? `#${parts}` : "";
   const kept = { text: $("where").value.trim(), bars: [...state.bars] };
+  state.isTyping = false;
   if (hash === location.hash || isSmall) history.replaceState(kept, "", hash || location.pathname);
   else history.pushState(kept, "", hash || location.pathname);
 }
