@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -95,16 +94,6 @@ class Draw(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Draw, (int(self), self.epoch, self.number)
-
-
-def drawn(items: Iterator[Any], epoch: int, numbers: Iterator[int] | None) -> Iterator[Any]:
-    """Turn positions into Draws, and batches of positions into lists of Draws. numbers: None are zeros."""
-    numbers = itertools.repeat(0) if numbers is None else numbers
-    for item in items:
-        if isinstance(item, int):
-            yield Draw(item, epoch, next(numbers))
-        else:
-            yield [Draw(int(position), epoch, next(numbers)) for position in item]
 
 
 def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:
