@@ -128,6 +128,7 @@ async function restore(kept, isFirst = false) {
   const hash = new URLSearchParams(location.hash.slice(1));
   const where = hash.get("where") ?? "", order = hash.get("order") ?? "";
   $("where").value = kept?.text ?? where;
+  complain("");
   state.bars = new Map(kept?.bars ?? []);
   if (isFirst) state.tile = clamp(Number(hash.get("size")) || TILE, Number($("size").min), Number($("size").max));
   const set = clamp(Number(hash.get("set")) || 0, 0, $("sets").options.length - 1);

@@ -187,6 +187,8 @@ def test_back_goes_back_and_the_url_opens_what_was_seen(page, browser, viewer):
     browser.get("about:blank")
     browser.get(viewer.url + "#where=name+%3D%3D+%22c%22&sample=0")
     page.wait(lambda: page.text("#message") == "sample 0 does not fulfil the filter")
+    script(page, "location.hash = '#sample=0'")
+    page.wait(lambda: opened(page) == "Sample 0" and page.text("#message") == "")
     page.check_nothing_ran()
 
 
