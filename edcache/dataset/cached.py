@@ -74,6 +74,7 @@ class CachedDataset(Whole[T_co]):
     _archive: Archive
     _building: Building | None = None
 
+    @base.cut_traceback
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
@@ -161,6 +162,7 @@ class CachedDataset(Whole[T_co]):
 
     @classmethod
     @takes(OpenOptions)
+    @base.cut_traceback
     def from_cache(
         cls, path: StrPath | Iterable[StrPath], name: str | None = None, **keywords: Any
     ) -> CachedDataset | Concat:
@@ -240,6 +242,7 @@ class CachedDataset(Whole[T_co]):
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
         return self._archive.refresh()
 
+    @base.cut_traceback
     def add_labels(
         self,
         what: Any,

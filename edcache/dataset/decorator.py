@@ -69,6 +69,7 @@ class CachedFactory(Generic[P, T_co]):
         arguments = self._arguments(args, kwargs)
         return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
 
+    @base.cut_traceback
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
 

@@ -138,6 +138,7 @@ class Samples(Readable[T_co]):
             )
         return position + length if position < 0 else position
 
+    @base.cut_traceback
     def loader(
         self,
         batch_size: int | None,
@@ -150,6 +151,7 @@ class Samples(Readable[T_co]):
         prefetch: int = 2,
         pin_memory: bool = False,
         device: Any = None,
+        **of_torch: typing_extensions.Never,
     ) -> Loader:
         """Iterate over collated batches, made by threads of this process.
 
@@ -178,6 +180,11 @@ class Samples(Readable[T_co]):
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
         DataLoader with workers is faster.
         """
+        if of_torch:
+            raise OptionError(
+                f"loader() takes no {', '.join(of_torch)}; its threads are num_threads=2. For num_workers=, "
+                "collate_fn= and other options of torch take a DataLoader of this dataset"
+            )
         return Loader(
             self,
             batch_size,
@@ -193,6 +200,7 @@ class Samples(Readable[T_co]):
 
     # --------------------------------------------------------------------------------- by labels
 
+    @base.cut_traceback
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """Filter by labels: a view of the samples that fulfil all conditions; no sample is read.
 
@@ -273,6 +281,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- parts
 
+    @base.cut_traceback
     def split(
         self, *parts: float, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> tuple[View[T_co], ...]:
@@ -333,6 +342,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------- fields and transforms
 
+    @base.cut_traceback
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
         """Select some fields. Only the bytes of these fields are read.
 
@@ -400,6 +410,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- copies
 
+    @base.cut_traceback
     def save(
         self,
         path: str | os.PathLike[str],

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from edcache.base import Decode, OptionError, SampleIndexError, warn
 from edcache.codec import ImageFile
+from edcache.storage import home_expanded
 
 _EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _FRESH_SECONDS: Final = 1.0
@@ -56,7 +57,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
     def __init__(self, root: str | os.PathLike[str], decode: Decode) -> None:
         # Not `root`, which a CachedDataset takes for a part of its own path.
-        self.folder = os.fspath(root)
+        self.folder = home_expanded(root)
         # Raises for a decoding that an archive does not store.
         self.decoding = ImageFile(b"", decode).decoding
         self.classes, loose = _folders(self.folder)
