@@ -27,6 +27,7 @@ from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.indexing import Readable, batch_of, reading_of
 from edcache.dataset.orders import RankOrder
+from edcache.dataset.resident import Resident
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
 from edcache.reader import Memory, fresh
@@ -63,6 +64,7 @@ class Loader:
         prefetch: int,
         pin_memory: bool,
         device: torch.device | str | None,
+        resident: bool,
     ) -> None:
         check_count("num_threads", num_threads)
         check_count("prefetch", prefetch)
@@ -87,6 +89,8 @@ class Loader:
         elif drop_last:
             text = "drop_last=True needs a batch_size; here the sampler makes the batches"
             raise OptionError(text, option="drop_last")
+        place = torch.empty(0, device=device).device if resident else None
+        self._resident = None if place is None else Resident(dataset, place)
         self._device: torch.device | None = None
         self._is_split = True
         self._seconds_a_batch = math.inf
@@ -130,7 +134,8 @@ class Loader:
         current, order = self.sampler.begin()
         starts = self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
-        ahead = looking_ahead(self._reading, order.epoch, order.positions, len(order))
+        here = self._resident
+        ahead = None if here else looking_ahead(self._reading, order.epoch, order.positions, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         if self._reading.is_seeded:
@@ -142,7 +147,8 @@ class Loader:
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
-        for taken, batch in zip(reached, self._make_batches(batches), strict=True):
+        made = here.batches(batches, self._memory) if here else self._make_batches(batches)
+        for taken, batch in zip(reached, made, strict=True):
             if ahead is not None:
                 ahead.begin()
             current.taken = taken

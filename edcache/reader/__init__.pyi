@@ -22,4 +22,5 @@ from .several import Beside as Beside
 from .several import Made as Made
 from .several import Records as Records
 from .several import Several as Several
+from .several import kind_of as kind_of
 from .together import Together as Together

@@ -25,7 +25,7 @@ from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtyp
 from edcache.reader.group import Group
 from edcache.reader.memory import Memory, Parcel, for_this_process
 from edcache.reader.projection import Projection, planned
-from edcache.reader.several import Records, is_alike
+from edcache.reader.several import Records, kind_of
 
 Collate = Callable[[Group, Memory], Any]
 
@@ -161,7 +161,7 @@ class Batch:
         None if the batch has other leaves than tensors, or if its parts may collate differently.
         Raises: as `collated` of the whole.
         """
-        batch = in_bulk(self._records, None, memory) if is_alike(self._records) else NotImplemented
+        batch = NotImplemented if kind_of(self._records) is None else in_bulk(self._records, None, memory)
         batches = None if batch is NotImplemented else _split(batch, size)
         return batches if self._finish is None or batches is None else map(self._finish, batches)
 

@@ -127,7 +127,9 @@ def test_exactly_the_records_that_fail_their_crc32_are_found(data):
     if draw(st.integers(0, 9)) == 0:
         rows["nbytes"] -= np.minimum(rows["nbytes"], rng.integers(0, 3, count).astype(np.uint64))
     ends = (rows["offset"] + rows["nbytes"]).tolist()
-    rows["crc32"] = [zlib.crc32(stored[at:end]) for at, end in zip(rows["offset"].tolist(), ends, strict=True)]
+    rows["crc32"] = [
+        zlib.crc32(stored[at:end]) for at, end in zip(rows["offset"].tolist(), ends, strict=True)
+    ]
     damaged = rng.choice(count, draw(st.integers(0, min(count, 3))), replace=False)
     rows["crc32"][damaged] ^= np.uint32(1 << draw(st.integers(0, 31)))
     expected = np.ones(count, bool)
