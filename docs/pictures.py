@@ -1,6 +1,7 @@
 """Draw docs/images/ anew, of what the programs of README and quickstart make: .venv/bin/python docs/pictures.py
 
-The terminal shows a real fill that is killed by SIGKILL, and the runs after it. It takes selenium, Chromium and its driver.
+The terminal shows a real fill that is killed by SIGKILL, and the runs after it. It takes selenium, Chromium and its
+driver.
 """
 
 from __future__ import annotations
