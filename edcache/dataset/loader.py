@@ -23,6 +23,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.codec import decode_in
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.indexing import Readable, batch_of, reading_of
@@ -166,7 +167,7 @@ class Loader:
         mutex = threading.Lock()
         is_ending, reader = sys.is_finalizing, threading.get_ident()
         count = self._num_threads
-        pool = ThreadPoolExecutor(count, "edcache-loader", work_alone, (torch.get_num_threads(),))
+        pool = BatchThreads(count, "edcache-loader")
         try:
             while True:
                 # Handing over a small batch takes longer than making it.
@@ -281,7 +282,28 @@ def _slice_order(order: RankOrder, starts: range) -> Iterator[Ints]:
         yield from (positions[k : k + starts.step] for k in range(0, len(positions), starts.step))
 
 
-def work_alone(before: int) -> None:
+class BatchThreads(ThreadPoolExecutor):
+    """Threads that make batches, each its own; pictures of a batch are decoded by as many others, together."""
+
+    def __init__(self, count: int, name: str) -> None:
+        before = torch.get_num_threads()
+        # They start when there are pictures.
+        self._decoders = ThreadPoolExecutor(count, f"{name}-decoder", _work_alone, (before,))
+        super().__init__(count, name, _make_batches, (before, self._decoders if count > 1 else None))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End all threads, those that wait for pictures first."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._decoders.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _make_batches(before: int, decoders: ThreadPoolExecutor | None) -> None:
+    _work_alone(before)
+    if decoders is not None:
+        decode_in(decoders)
+
+
+def _work_alone(before: int) -> None:
     """Let torch use this one thread only: threads of threads would wait for each other.
 
     Threads that start later would inherit the setting, so another thread sets it back. The first call keeps this thread

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
@@ -37,7 +37,7 @@ from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Arrive, Devices, Function, OnDevice, check_frozen, devices_of, taken
 from edcache.dataset.indexing import Readable, batch_of, reading_of, runs_functions
 from edcache.dataset.keys import keys_from, record_versions, stores_records
-from edcache.dataset.loader import pinned, work_alone
+from edcache.dataset.loader import BatchThreads, pinned
 from edcache.dataset.transforms import Draw
 from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
@@ -480,7 +480,7 @@ class DeviceEngine(BatchEngine):
     def _by_threads(self) -> Iterator[list[Bucket]]:
         read = partial(_Reading(self._source).read, memory=pinned if self._is_cuda else fresh)
         running = deque[Future[list[Bucket]]]()
-        with ThreadPoolExecutor(self._readers, "edcache-map", work_alone, (torch.get_num_threads(),)) as pool:
+        with BatchThreads(self._readers, "edcache-map") as pool:
             try:
                 while True:
                     most = _READ_AHEAD * self._readers - len(running)

@@ -166,7 +166,8 @@ class Samples(Readable[T_co]):
                 ranks of a job; without one each rank reads all samples.
             drop_last: True leaves out a last batch that is not full.
             seed: an integer; None draws one from torch's generator.
-            num_threads: the number of batches that are made at the same time.
+            num_threads: the number of batches that are made at the same time; pictures of a batch are decoded by as
+                many threads together.
             prefetch: the number of finished batches that may wait.
             pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
             device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.

@@ -205,9 +205,9 @@ def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bo
     offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
     if nbytes.max() <= BLOCK_NBYTES:
         crcs = np.ascontiguousarray(rows["crc32"])
-        if len(rows) >= _LEAST_JOINT and _are_even(offset, nbytes):
-            if _are_jointly_sound(data, offset, crcs, int(nbytes[0])):
-                return np.ones(len(rows), np.bool_)
+        is_even = len(rows) >= _LEAST_JOINT and _are_even(offset, nbytes)
+        if is_even and _are_jointly_sound(data, offset, crcs, int(nbytes[0])):
+            return np.ones(len(rows), np.bool_)
         sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == crcs
         return sound
     extents = zip(offset.tolist(), (stored_ends(rows) - start).tolist(), strict=True)
