@@ -24,7 +24,7 @@ from edcache.base import OptionError, described, free_memory
 from edcache.codec import Decoding
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.labels import checked_indices
-from edcache.reader import Batch, Memory, fresh, kind_of
+from edcache.reader import Batch, Memory, copy_rows, fresh, kind_of
 
 # Bytes that are read and copied to the device at once.
 _PART_NBYTES = 1 << 26
@@ -128,7 +128,7 @@ def _gathered(column: torch.Tensor, at: torch.Tensor, make: Memory) -> torch.Ten
     """Copy rows of a column."""
     out = make((len(at), *column.shape[1:]), column.dtype)
     if out.numel():
-        torch.index_select(_as_numbers(column), 0, at, out=_as_numbers(out))
+        copy_rows(_as_numbers(column), at, _as_numbers(out))
     return out
 
 
