@@ -40,7 +40,25 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     7  cli       parse, call one function, print, exit code
 """
 
+import gc
+from typing import Any
+
 from lazy_loader import attach_stub
 
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
+_load, __dir__, __all__ = attach_stub(__name__, __file__)
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name at its first use.
+
+    The collector of garbage rests meanwhile: amid so many imports it looks at all objects, those of torch too, for a
+    third of the time of a first open.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return _load(name)
+    finally:
+        if was_enabled:
+            gc.enable()

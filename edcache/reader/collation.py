@@ -32,8 +32,8 @@ Collate = Callable[[Group, Memory], Any]
 # Fields of _BY_STEPS bytes or more are checked and copied in steps of _STEP bytes.
 _BY_STEPS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
-# Bytes that torch copies in several threads: they save less than a millisecond of fewer. numpy copies bytes twice, so in
-# steps that the processor's cache holds.
+# Bytes that torch copies in several threads: they save less than a millisecond of fewer. numpy copies bytes twice, so
+# in steps that the processor's cache holds.
 _WORTH_THREADS, _COPIED = 1 << 23, 1 << 18
 
 # For these dtypes a gather equals torch.stack of the list. torch may refuse others.
