@@ -87,14 +87,17 @@ class ImageFolder(Dataset[dict[str, Any]]):
             raise SampleIndexError(f"{self!r}: index {place} not in [-{length}, {length})")
         path = self.paths[place]
         image = ImageFile(os.path.join(self.folder, *path.split("/")), self.decoding)
-        return {"image": image, "label": self._labels[place], "path": path}
+        return {"image": image, "label": self._labels[place], "path": self.sample_key(place)}
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
 
     def sample_key(self, index: int) -> str:
-        """Return the path of an image, by which a cache knows it when the folder changes."""
-        return self.paths[index]
+        """Return the path of an image, by which a cache knows it when the folder changes.
+
+        Bytes of a name that are not UTF-8 are written as "\\xff": no label column holds them.
+        """
+        return os.fsencode(self.paths[index]).decode("utf-8", "backslashreplace")
 
     def sample_version(self, index: int) -> tuple[int, int, int]:
         """Return size and time of a file, and its label: if one of them changes, the image is cached anew."""
