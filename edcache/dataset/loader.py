@@ -292,7 +292,7 @@ class BatchThreads(ThreadPoolExecutor):
         super().__init__(count, name, _make_batches, (before, self._decoders if count > 1 else None))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End all threads, those that wait for pictures first."""
+        """End all threads; the ones that wait for pictures first."""
         super().shutdown(wait, cancel_futures=cancel_futures)
         self._decoders.shutdown(wait, cancel_futures=cancel_futures)
 

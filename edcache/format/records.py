@@ -13,7 +13,7 @@ import functools
 import itertools
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ MAX_SCHEMAS: Final = 1 << 16
 # Bytes of one record, and of all that are copied together: small enough for the processor's cache.
 _GATHERED: Final = 1 << 12
 _COPIED_NBYTES: Final = 1 << 18
-# Records whose crc32s are compared at once: fewer are not worth it, and more take more memory than the cache has.
+# Records whose crc32s are compared at once: fewer gain nothing, and more take more memory than the cache has.
 _LEAST_JOINT, _MOST_JOINT = 64, 256
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _PREFIX: Final = struct.Struct("<QQQ")
@@ -72,51 +72,41 @@ def block_crc32s(record: memoryview | bytes) -> bytes:
 
 def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
     """Compute the crc32 of each of one or more records in memory: uint32 [n]."""
-    size = int(nbytes[0])
-    if not _are_even(offset, nbytes):
+    lattice = _lattice(data, offset, nbytes)
+    if lattice is None:
         extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
         return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, len(offset))
     # Records of one size are copied together: a slice of a memoryview takes 0.2 us, a row of an array 0.06.
-    crcs = (map(crc32, _copied(data, part, size)) for part in _parts(offset, size))
-    return np.fromiter(itertools.chain.from_iterable(crcs), np.uint32, len(offset))
+    parts = np.array_split(offset // LATTICE, -(-len(offset) * lattice.shape[1] // _COPIED_NBYTES) or 1)
+    crcs = itertools.chain.from_iterable(map(crc32, lattice[part]) for part in parts)
+    return np.fromiter(crcs, np.uint32, len(offset))
 
 
-def _are_even(offset: Ints, nbytes: Ints) -> bool:
-    """True if records are small, of one size and on the lattice, so that many are copied at once."""
+def _lattice(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint8] | None:
+    """View memory as rows of the size of a record: row k begins at byte 8 * k; None for large or several sizes."""
     size = int(nbytes[0])
-    return not (size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)))
-
-
-def _parts(offset: Ints, size: int) -> Iterator[Ints]:
-    """Divide the offsets of records into parts that are copied, or checked, together."""
-    count = _joint(size)
-    return (offset[first : first + count] for first in range(0, len(offset), count))
-
-
-def _joint(size: int) -> int:
-    return max(1, min(_MOST_JOINT, _COPIED_NBYTES // max(size, 1)))
-
-
-def _copied(data: memoryview, offset: Ints, size: int) -> npt.NDArray[np.uint8]:
-    """Copy records of one size: uint8 [n, size]."""
-    lattice = np.ndarray(((len(data) - size) // LATTICE + 1, size), np.uint8, data, 0, (LATTICE, 1))
-    rows: npt.NDArray[np.uint8] = lattice[offset // LATTICE]
+    if size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)):
+        return None
+    shape = (len(data) - size) // LATTICE + 1, size
+    rows: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, data, 0, (LATTICE, 1))
     return rows
 
 
-def _are_jointly_sound(data: memoryview, offset: Ints, crcs: npt.NDArray[np.uint32], size: int) -> bool:
-    """True if small records of one size fit their crc32s: compares the crc32 of many, one behind the other.
+def _are_jointly_sound(
+    data: memoryview, lattice: npt.NDArray[np.uint8], offset: Ints, crcs: npt.NDArray[np.uint32]
+) -> bool:
+    """True if records that are rows of a lattice fit their crc32s: compares the crc32 of many, one behind the other.
 
     A call for each record takes longer than its bytes. One damaged record among them is always found; of several, one
     in 4 * 10**9 passes, as of any damage.
     """
-    weights, first = _weights(size), 0
-    for part in _parts(offset, size):
+    weights = _weights(lattice.shape[1])
+    for first in range(0, len(offset), len(weights)):
+        part = offset[first : first + len(weights)]
         bits = np.unpackbits(crcs[first : first + len(part)].view(np.uint8), bitorder="little")
         changes = weights[len(weights) - len(part) :].reshape(-1) * bits
-        if _crc32_of_all(data, part, size) != np.bitwise_xor.reduce(changes):
+        if _crc32_of_all(data, lattice, part) != np.bitwise_xor.reduce(changes):
             return False
-        first += len(part)
     return True
 
 
@@ -128,12 +118,12 @@ def _weights(size: int) -> npt.NDArray[np.uint32]:
     of these n. So the crc32 of several records is the xor of their crc32s, each shifted by the records behind it, and a
     shift is the xor of the shifts of the bits.
 
-    Returns: uint32 [_joint(size), 32], of each record and bit; fewer records are the last ones.
+    Returns: uint32 [n, 32], of each bit of as many records as are checked at once; fewer are the last ones.
     Cost: 1 ms, once for a size in a process.
     """
     zeros = bytes(size)
     of_zeros = crc32(zeros)
-    weights = np.empty((_joint(size), 32), np.uint32)
+    weights = np.empty((min(_MOST_JOINT, _COPIED_NBYTES // max(size, 1)), 32), np.uint32)
     shifted = [1 << bit for bit in range(32)]
     for row in weights[::-1]:
         row[:] = shifted
@@ -141,11 +131,12 @@ def _weights(size: int) -> npt.NDArray[np.uint32]:
     return weights
 
 
-def _crc32_of_all(data: memoryview, offset: Ints, size: int) -> int:
-    """Compute the crc32 of records of one size, one behind the other; neighbours without gaps are not copied."""
+def _crc32_of_all(data: memoryview, lattice: npt.NDArray[np.uint8], offset: Ints) -> int:
+    """Compute the crc32 of records, one behind the other; neighbours without gaps are not copied."""
+    size = lattice.shape[1]
     breaks = np.flatnonzero(offset[1:] - offset[:-1] != size) + 1
     if len(breaks) > len(offset) // 8:
-        return crc32(_copied(data, offset, size))
+        return crc32(lattice[offset // LATTICE])
     crc, at = 0, 0
     for end in [*breaks.tolist(), len(offset)]:
         crc, at = crc32(data[int(offset[at]) : int(offset[end - 1]) + size], crc), end
@@ -205,8 +196,8 @@ def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bo
     offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
     if nbytes.max() <= BLOCK_NBYTES:
         crcs = np.ascontiguousarray(rows["crc32"])
-        is_even = len(rows) >= _LEAST_JOINT and _are_even(offset, nbytes)
-        if is_even and _are_jointly_sound(data, offset, crcs, int(nbytes[0])):
+        lattice = _lattice(data, offset, nbytes) if len(rows) >= _LEAST_JOINT else None
+        if lattice is not None and _are_jointly_sound(data, lattice, offset, crcs):
             return np.ones(len(rows), np.bool_)
         sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == crcs
         return sound

@@ -1,10 +1,10 @@
 """`Checks`: records are compared with their sums, at the first read in a process or after a fetch.
 
 Small records of a batch are checked with their neighbours, a run of at most 64 KiB: the processor's time goes into
-calls, and the kernel reads so many bytes anyway. In a shuffled epoch all runs are checked after a few batches. A
+calls, and the kernel reads ahead that far anyway. In a shuffled epoch all runs are checked after a few batches. A
 damaged neighbour raises nothing: it stays unchecked, and its own read names it.
 
-What must never happen: that a record is handed out unchecked; that an error names a record which nobody read.
+What must never happen: that a record is handed out unchecked; that an error names a record that was not asked for.
 """
 
 from __future__ import annotations
