@@ -7,6 +7,7 @@ from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .engine import BatchEngine as BatchEngine
 from .engine import Here as Here
+from .engine import MadeRows as MadeRows
 from .engine import PartOfBatch as PartOfBatch
 from .engine import Pending as Pending
 from .engine import counted as counted
@@ -39,6 +40,7 @@ from .source import run_of as run_of
 from .spot import check_open as check_open
 from .spot import compared as compared
 from .spot import not_compared as not_compared
+from .spot import settled as settled
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at
@@ -51,3 +53,5 @@ from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
+from .worker import await_end as await_end
+from .worker import begin_alone as begin_alone
