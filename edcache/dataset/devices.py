@@ -55,7 +55,7 @@ _TOLD_SECONDS, _MUCH = 10, 0.1
 _READ_AHEAD: Final = 2
 _LEAST_THREADS: Final = 2
 
-_source: Batches  # of a process that reads
+_source: BatchSource  # of a process that reads
 
 
 def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
@@ -159,7 +159,7 @@ class OnDevice:
         return made
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """Source of a DeviceEngine."""
 
     @property
@@ -185,7 +185,9 @@ class DeviceEngine(BatchEngine):
 
     gives_batches = True
 
-    def __init__(self, source: Batches, fn: OnDevice, here: Here, readers: int, progress: base.Show) -> None:
+    def __init__(
+        self, source: BatchSource, fn: OnDevice, here: Here, readers: int, progress: base.Show
+    ) -> None:
         self._source, self._fn, self._here, self.watch = source, fn, here, here.watch
         self._progress = progress
         is_cuda = fn.device.type == "cuda"
@@ -250,7 +252,7 @@ class _Readers:
     memory: of what threads gather. Attributes: count: without any a batch is read when it is taken.
     """
 
-    def __init__(self, source: Batches, count: int, memory: Memory) -> None:
+    def __init__(self, source: BatchSource, count: int, memory: Memory) -> None:
         self._source, self._memory = source, memory
         self.count = max(count, _LEAST_THREADS) if source.gathers else count
         self._is_over = RawValue("b", 0)

@@ -171,6 +171,7 @@ class Mapped(Dataset[Any]):
     """
 
     __edcache_ignore__ = ("sample_keys", "sample_versions")  # which are compared sample by sample
+    __edcache_raiser__ = "the function of map, or its source,"
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object

@@ -146,7 +146,7 @@ class Here(BatchEngine):
                 if is_of_call or is_interrupt(error, self._job.index_in_source(part[0])):
                     raise
                 if ask is None:
-                    made = refusal(error, part[0], self._job.path)
+                    made = refusal(error, part[0], self._job.path, source)
                 elif len(part) > 1 and _is_want_of_memory(error):
                     half = len(part) // 2
                     parts += [(part[half:], ask), (part[:half], ask)]

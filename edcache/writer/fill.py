@@ -120,7 +120,8 @@ def _fill(job: Job) -> None:
 
                         engine = Cluster(job, appender.head)
                     FillLoop(job, appender, presence, engine, progress.advance).run()
-            presence.update()
+                presence.update()
+                progress.failed = int(np.count_nonzero(presence.state == FAILED))
             if job.order is None:
                 # Another process may have made it longer.
                 check_length(job.path, appender.chain.length, job.length)

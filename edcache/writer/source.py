@@ -160,10 +160,14 @@ def is_interrupt(error: BaseException, index: int) -> bool:
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
-    """Make the SourceError of an exception that the source raised at an index; the exception is its `__cause__`."""
+def refusal(error: BaseException, index: int, path: str, source: Any) -> base.SourceError:
+    """Make the SourceError of an exception that a source raised at an index; the exception is its `__cause__`.
+
+    A source whose `__getitem__` is not the user's own says in `__edcache_raiser__` whose code it runs.
+    """
+    raiser = getattr(root_of(source), "__edcache_raiser__", "the source")
     refused = base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}",
+        f"{path}: {raiser} raised at index {index}: {type(error).__name__}: {text_of(error)}",
         path=path,
         index=index,
     )

@@ -101,7 +101,7 @@ def _given(job: Job, source: Iterable[Any]) -> Iterator[Any]:
         except BaseException as error:  # of the source, which may raise SystemExit
             if is_interrupt(error, index):
                 raise
-            yield refusal(error, index, job.path)
+            yield refusal(error, index, job.path, job.source)
             return
         yield one
 

@@ -59,7 +59,7 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
     except Stopped:
         message = watch.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        message = carried(refusal(raised, max(0, watch.index), job.path))
+        message = carried(refusal(raised, max(0, watch.index), job.path, job.source))
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         message = carried(raised)
     with suppress(BrokenPipeError):
