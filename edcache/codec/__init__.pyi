@@ -18,6 +18,7 @@ from .foreign_pickles import torch_loaded as torch_loaded
 from .images import STORED as STORED
 from .images import Decoding as Decoding
 from .images import ImageFile as ImageFile
+from .images import decode_in as decode_in
 from .images import decoded_together as decoded_together
 from .images import format_of as format_of
 from .images import leaves_of as leaves_of
