@@ -4,7 +4,6 @@ from .keys import VERSION_COLUMN as VERSION_COLUMN
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
 from .keys import guessed as guessed
-from .keys import joined as joined
 from .keys import versions_of as versions_of
 from .recipe import SAME as SAME
 from .recipe import Difference as Difference

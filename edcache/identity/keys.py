@@ -10,7 +10,8 @@ What must never happen: that two keys of different types, or a version that is a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,85 +19,97 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, TUPLE_MARK, Key, pa, pc, stored_keys
+from edcache.format import KEY_COLUMN, TUPLE_MARK, Key, from_numpy, missing_rows, one_chunk, pa, stored_keys
 from edcache.identity.recipe import has_method, tells, values_of
 from edcache.identity.settings import Settings
 
 VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
+_PIECE: Final = 1 << 20  # samples whose texts are copied at once
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
+
+Hashes = npt.NDArray[np.uint64]
 
 
 class Keyed:
-    """Keys and versions of the samples of a source.
+    """Keys and versions of samples, of a source or of an archive, as an archive stores them.
 
-    Attributes: keys: one for each sample, as they are stored. versions: texts, empty ones if nothing tells them apart.
+    Equal samples are found by hashes of 64 bits, which are sorted once. What they find is compared by all bytes, and if
+    two texts have one hash, all are hashed anew, from another start.
+
+    Attributes: keys: texts, bytes or integers [n]. versions: texts [n], empty ones if nothing tells them apart.
     """
 
-    def __init__(self, keys: list[Key], versions: list[str]) -> None:
+    def __init__(self, keys: pa.Array, versions: pa.Array) -> None:
         self.keys, self.versions = keys, versions
+        self._sorted: tuple[int, Hashes, Ints] | None = None
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
-        """Take keys and versions from a source; None if it has no keys."""
+        """Take keys and versions from a source; None if it has no keys.
+
+        Raises: OptionError, its keys are of several types, or ints beyond 64 bits.
+        """
         if not tells(source, "sample_key"):
             return None
+        given = all_of(source, "sample_key")
         try:
-            keys = stored_keys(all_of(source, "sample_key"))
+            keys = stored_keys(given)
         except OptionError as error:
             raise error.within("sample_key() of the source") from None
-        return cls(keys, versions_of(source, keys))
+        return cls(_array_of(keys), one_chunk(pa.array(versions_of(source, keys), pa.string())))
+
+    @classmethod
+    def stored(cls, columns: Mapping[str, pa.Array]) -> tuple[Keyed, Ints]:
+        """Take keys and versions from the label columns of an archive; versions that it lacks are empty.
+
+        Returns: them, and the indices of their samples, rising: without a key or a version a sample is no one's.
+        """
+        keys = columns[KEY_COLUMN]
+        versions = columns.get(VERSION_COLUMN, pa.nulls(len(keys), pa.string()).fill_null(""))
+        indices = np.flatnonzero(~(missing_rows(keys) | missing_rows(versions)))
+        return cls(keys, versions).only(indices), indices
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
     def only(self, indices: Ints) -> Keyed:
-        """Keep some samples."""
-        chosen = indices.tolist()
-        return Keyed([self.keys[index] for index in chosen], [self.versions[index] for index in chosen])
+        """Keep some samples, whose indices rise."""
+        if len(indices) == len(self):
+            return self
+        rows = from_numpy(indices, pa.int64())
+        return Keyed(self.keys.take(rows), self.versions.take(rows))
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> dict[str, pa.Array]:
         """Values of the label columns that a fill adds."""
         return {KEY_COLUMN: self.keys, VERSION_COLUMN: self.versions}
 
     @once
     def digest(self) -> str:
         """Digest of all keys and versions in their order."""
-        return hashlib.blake2b(repr((self.keys, self.versions)).encode(), digest_size=16).hexdigest()
-
-    @once
-    def stored(self) -> pa.Array:
-        """Keys as an archive has them. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
-        kinds = sorted({_kind_of(key) for key in self.keys})
-        if len(kinds) > 1:
-            raise OptionError(
-                f"sample_key() of the source returns {' and '.join(kinds)}; give keys of one type"
-            )
-        try:
-            return pa.array(self.keys, None if self.keys else pa.string())
-        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
-            remedy = "give ints of 64 bits, and text without lone surrogates"
-            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
-
-    @once
-    def texts(self) -> pa.Array:
-        """Key and version of each sample, see `joined`."""
-        return joined(self.stored, pa.array(self.versions, pa.string()))
+        digest = hashlib.blake2b(str(self.keys[:1].type).encode(), digest_size=16)
+        for column in (self.keys, self.versions):
+            for start in range(0, len(column), _PIECE):
+                ends, data = _texts(column.slice(start, _PIECE))
+                digest.update(np.diff(ends).data)
+                digest.update(data.data)
+        return digest.hexdigest()
 
     @once
     def firsts(self) -> Ints:
         """Samples that are computed, rising: of equal ones the first."""
-        return np.unique(self.repeats, return_index=True)[1]
+        return np.flatnonzero(self.first_equal == np.arange(len(self)))
 
     @once
-    def repeats(self) -> Ints:
-        """Place of each sample among the first ones: int64 [n]."""
-        if pc.count_distinct(self.texts).as_py() == len(self.texts):
-            return np.arange(len(self.texts))
-        # In the order in which they appear.
-        places: Ints = pc.index_in(self.texts, pc.unique(self.texts)).to_numpy().astype(np.int64)
-        return places
+    def first_equal(self) -> Ints:
+        """First sample that is equal to each: int64 [n]."""
+        return self.places_in(self)
 
     def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
         """Raise OptionError if the keys of an archive are of another type: 1, "1" and ("1",) are three keys."""
-        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1]]
+        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1].to_pylist()]
         kinds = [_kind_of(key) for key in firsts]
         if len({*kinds}) > 1:
             raise OptionError(
@@ -104,23 +117,112 @@ class Keyed:
                 "pass keep_existing=False to build it anew"
             )
 
-    def match(self, there: pa.Array) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Compare with samples of an archive, by their `joined` texts.
+    def places_in(self, there: Keyed) -> Ints:
+        """Find each sample among others: int64 [n], the first equal one, -1 for none. No key or version is null."""
+        for start in itertools.count():
+            places = self._found_in(there, start)
+            if self._are_equal(there, places):
+                return places
+        raise AssertionError
 
-        Returns: int64 [n], the first equal one of each sample, -1 for none; and whether the one at its index is equal.
-        """
-        is_here = np.zeros(len(self.keys), np.bool_)
-        both = slice(min(len(self.keys), len(there)))
-        is_here[both] = pc.equal(self.texts[both], there[both]).fill_null(False).to_numpy(False)
-        return pc.index_in(self.texts, there).fill_null(-1).to_numpy().astype(np.int64), is_here
+    def _found_in(self, there: Keyed, start: int) -> Ints:
+        """Find the first sample with the hash of each; -1 for none."""
+        places = np.full(len(self), -1)
+        if len(there):
+            hashes, order = self._by_hash(start)
+            found, rows = there._by_hash(start)
+            at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
+            places[order] = np.where(found[at] == hashes, rows[at], -1)
+        return places
+
+    def _by_hash(self, start: int) -> tuple[Hashes, Ints]:
+        """Return the hashes from a start, rising, and their samples; equal ones in their order."""
+        if self._sorted is None or self._sorted[0] != start:
+            hashes = hashes_of((self.keys, self.versions), start)
+            order = np.argsort(hashes, kind="stable")
+            self._sorted = start, hashes[order], order
+        return self._sorted[1:]
+
+    def _are_equal(self, there: Keyed, places: Ints) -> bool:
+        """True if the samples at places, but for -1, have these keys and versions."""
+        other = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
+        for start in range(0, len(other), _PIECE):
+            rows = other[start : start + _PIECE]
+            for own, others in ((self.keys, there.keys), (self.versions, there.versions)):
+                pair = (
+                    own.take(from_numpy(rows, pa.int64())),
+                    others.take(from_numpy(places[rows], pa.int64())),
+                )
+                if not _binary(pair[0]).equals(_binary(pair[1])):
+                    return False
+        return True
+
+
+def hashes_of(columns: Sequence[pa.Array], start: int) -> Hashes:
+    """Hash the texts or integers of columns, row by row: uint64 [n]. Other starts give other hashes.
+
+    They are fast, and no defence: who knows them makes texts of one hash. Cost: 50 ns for texts of 16 bytes.
+    """
+    hashes = np.full(len(columns[0]), start, np.uint64)
+    for column in columns:
+        for first in range(0, len(column), _PIECE):
+            _mix(hashes[first : first + _PIECE], *_texts(column.slice(first, _PIECE)))
+    return hashes
+
+
+def _mix(hashes: Hashes, ends: Ints, data: npt.NDArray[np.uint8]) -> None:
+    """Mix texts into hashes, 8 bytes at a time, and their lengths. ends: int64 [n + 1], from 0 on."""
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))
+    at, left = ends[:-1].copy(), np.diff(ends)
+    hashes ^= left.astype(np.uint64)
+    rows = np.arange(len(at))
+    while len(rows):
+        taken = words[at[rows]] & _MASKS[np.minimum(left[rows], 8)]
+        mixed = (hashes[rows] ^ taken) * _MULTIPLIER
+        hashes[rows] = mixed ^ mixed >> np.uint64(32)
+        at[rows] += 8
+        left[rows] -= 8
+        rows = rows[left[rows] > 0]
+
+
+def _texts(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Return the ends of texts, int64 [n + 1] from 0 on, and their bytes; integers as they are written."""
+    column = _binary(column)
+    _, ends, data = column.buffers()
+    if not len(column) or data is None:  # all are empty
+        return np.zeros(len(column) + 1, np.int64), np.empty(0, np.uint8)
+    own = np.frombuffer(ends, np.int64, len(column) + 1, 8 * column.offset)
+    return own - own[0], np.frombuffer(data, np.uint8)[own[0] : own[-1]]
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    return (column.cast(pa.string()) if pa.types.is_integer(column.type) else column).cast(pa.large_binary())
+
+
+def _array_of(keys: list[Key]) -> pa.Array:
+    """Return keys as a column. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
+    classes = {*map(type, keys)}
+    starts = {key[:1] == TUPLE_MARK for key in keys} if classes == {str} else ()  # type: ignore[index]
+    if len(classes) > 1 or len(starts) > 1:
+        kinds = " and ".join(sorted({*map(_kind_of, keys)}))
+        raise OptionError(f"sample_key() of the source returns {kinds}; give keys of one type")
+    try:
+        return one_chunk(pa.array(keys, None if keys else pa.string()))
+    except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
+        remedy = "give ints of 64 bits, and text without lone surrogates"
+        raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
 
 
 def all_of(source: Any, name: str) -> list[Any]:
     """Return what a source tells of all samples, by its method of this name, or its plural, which asks once."""
     count = len(source)
     try:
-        is_bulk = has_method(source, f"{name}s")
-        values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
+        if has_method(source, f"{name}s"):
+            told = getattr(source, f"{name}s")()
+            values = told.tolist() if isinstance(told, np.ndarray) else [*told]
+        else:
+            values = [*map(getattr(source, name), range(count))]
     except EdcacheError:
         raise
     except Exception as error:
@@ -152,19 +254,6 @@ def guessed(source: Any) -> list[str]:
     if tells(source, "sample_version"):
         return []
     return [f"attribute {name}" for name in values_of(source)]
-
-
-def joined(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
-    """Join key and version of each sample to one binary value: samples are the same if these values are equal.
-
-    versions: None stands for empty ones.
-    """
-    if pa.types.is_integer(keys.type):
-        keys = keys.cast(pa.string())
-    own = pa.scalar("", pa.string()) if versions is None else versions
-    parts = [part.cast(pa.large_binary()) for part in (keys, own)]
-    # A version, the repr of a value, has no zero in it.
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"\0", pa.large_binary()))
 
 
 def _plain(values: Any) -> Sequence[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from edcache.base import shown
 from edcache.format import (
     EXACT,
+    cast,
     detached,
     family,
     from_numpy,
@@ -24,6 +25,7 @@ from edcache.format import (
     list_of,
     merged,
     number_type,
+    number_values,
     numpy_dtype,
     pa,
 )
@@ -167,6 +169,8 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
+    if isinstance(values, pa.Array):
+        return cast(values, kind)
     if isinstance(values, np.ndarray):
         return from_numpy(values.astype(numpy_dtype(kind)), kind)
     if is_text(kind):
@@ -194,7 +198,15 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:
-    """Return the type and a copy of a column of numbers, bools or ASCII texts [n]; None for any other column."""
+    """Return the type and a copy of a column of numbers, bools or ASCII texts [n]; None for any other column.
+
+    values: also an Arrow array of texts or integers without nulls, such as keys, which nothing changes.
+    """
+    if isinstance(values, pa.Array):
+        if not is_text(values.type):
+            return values.type, number_values(values)
+        small = pa.string() if family(values.type) == "text" else pa.binary()
+        return small, cast(values, small)
     try:
         values = _from_tensor(values)
     except NotALabel:
