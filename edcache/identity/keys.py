@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ from edcache.identity.settings import Settings
 VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
 _PIECE: Final = 1 << 20  # samples whose texts are copied at once
+_TOLD: Final = 1 << 16  # keys and versions that are objects of Python at once
+_VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview gives, one after another
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
 
@@ -53,22 +56,23 @@ class Keyed:
         """
         if not tells(source, "sample_key"):
             return None
-        given = all_of(source, "sample_key")
-        try:
-            keys = stored_keys(given)
-        except OptionError as error:
-            raise error.within("sample_key() of the source") from None
-        return cls(_array_of(keys), one_chunk(pa.array(versions_of(source, keys), pa.string())))
+        keys = _column_of(_told(source, "sample_key"))
+        pieces = batched(_versions(source, keys))
+        return cls(
+            keys, _joined([pa.array(piece, pa.string()) for piece in pieces] or [pa.array([], pa.string())])
+        )
 
     @classmethod
-    def stored(cls, columns: Mapping[str, pa.Array]) -> tuple[Keyed, Ints]:
+    def stored(
+        cls, columns: Mapping[str, pa.Array], is_present: npt.NDArray[np.bool_] | bool = True
+    ) -> tuple[Keyed, Ints]:
         """Take keys and versions from the label columns of an archive; versions that it lacks are empty.
 
-        Returns: them, and the indices of their samples, rising: without a key or a version a sample is no one's.
+        Returns: them, and the indices of their samples, rising: the present ones that have a key and a version.
         """
         keys = columns[KEY_COLUMN]
         versions = columns.get(VERSION_COLUMN, pa.nulls(len(keys), pa.string()).fill_null(""))
-        indices = np.flatnonzero(~(missing_rows(keys) | missing_rows(versions)))
+        indices = np.flatnonzero(is_present & ~(missing_rows(keys) | missing_rows(versions)))
         return cls(keys, versions).only(indices), indices
 
     def __len__(self) -> int:
@@ -200,50 +204,106 @@ def _binary(column: pa.Array) -> pa.Array:
     return (column.cast(pa.string()) if pa.types.is_integer(column.type) else column).cast(pa.large_binary())
 
 
-def _array_of(keys: list[Key]) -> pa.Array:
-    """Return keys as a column. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
-    classes = {*map(type, keys)}
-    starts = {key[:1] == TUPLE_MARK for key in keys} if classes == {str} else ()  # type: ignore[index]
-    if len(classes) > 1 or len(starts) > 1:
-        kinds = " and ".join(sorted({*map(_kind_of, keys)}))
-        raise OptionError(f"sample_key() of the source returns {kinds}; give keys of one type")
+def _column_of(told: Iterator[list[Any]]) -> pa.Array:
+    """Return keys as a column. Raises: OptionError, one is no key, they are of several types, or beyond 64 bits."""
+    kinds, arrays = set[str](), list[pa.Array]()
+    for piece in told:
+        try:
+            keys = stored_keys(piece)
+        except OptionError as error:
+            raise error.within("sample_key() of the source") from None
+        kinds |= _kinds_of(keys)
+        if len(kinds) > 1:
+            continue
+        try:
+            arrays.append(pa.array(keys))
+        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
+            raise _unstored(error) from error
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kinds))
+        raise OptionError(f"sample_key() of the source returns {names}; give keys of one type")
     try:
-        return one_chunk(pa.array(keys, None if keys else pa.string()))
-    except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
-        remedy = "give ints of 64 bits, and text without lone surrogates"
-        raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
+        return _joined(arrays or [pa.array([], pa.string())])
+    except pa.ArrowInvalid as error:
+        raise _unstored(error) from error
+
+
+def _unstored(error: Exception) -> OptionError:
+    remedy = "give ints of 64 bits, and text without lone surrogates"
+    return OptionError(f"sample_key() of the source: {error}; {remedy}")
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    """Join arrays of one kind; of ints uint64 if one has them."""
+    kind = max((array.type for array in arrays), key=pa.uint64().equals)
+    return one_chunk(pa.chunked_array([array.cast(kind) for array in arrays], kind))
+
+
+def _kinds_of(keys: Sequence[Key]) -> set[str]:
+    classes = {*map(type, keys)}
+    if classes == {str}:  # a call for each takes longer than all else
+        return {"tuples" if is_marked else "text" for is_marked in {key[:1] == TUPLE_MARK for key in keys}}  # type: ignore[index]
+    return {_kind_of(key) for key in keys} if len(classes) > 1 else {*map(_kind_of, keys[:1])}
+
+
+def _kind_of(key: Key) -> str:
+    if isinstance(key, str):
+        return "tuples" if key.startswith(TUPLE_MARK) else "text"
+    return "bytes" if isinstance(key, bytes) else "ints"
 
 
 def all_of(source: Any, name: str) -> list[Any]:
     """Return what a source tells of all samples, by its method of this name, or its plural, which asks once."""
-    count = len(source)
+    return [*itertools.chain.from_iterable(_told(source, name))]
+
+
+def _told(source: Any, name: str) -> Iterator[list[Any]]:
+    """Yield what a source tells of all samples, as `all_of` returns it, some at a time."""
+    length, count = len(source), 0
     try:
-        if has_method(source, f"{name}s"):
-            told = getattr(source, f"{name}s")()
-            values = told.tolist() if isinstance(told, np.ndarray) else [*told]
-        else:
-            values = [*map(getattr(source, name), range(count))]
+        is_bulk = has_method(source, f"{name}s")
+        values = getattr(source, f"{name}s")() if is_bulk else map(getattr(source, name), range(length))
+        for piece in batched(values):
+            count += len(piece)
+            yield piece
     except EdcacheError:
         raise
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
-    if len(values) != count:
-        raise SourceError(f"{name}s() of the source returned {len(values):,} values for {count:,} samples")
-    return values
+    if count != length:
+        raise SourceError(f"{name}s() of the source returned {count:,} values for {length:,} samples")
 
 
-def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str]:
+def batched(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield lists of some values; of an array as objects of Python."""
+    if isinstance(values, np.ndarray):
+        yield from (values[start : start + _TOLD].tolist() for start in range(0, len(values), _TOLD))
+        return
+    one_by_one = iter(values)
+    while piece := [*itertools.islice(one_by_one, _TOLD)]:
+        yield piece
+
+
+def versions_of(source: Any) -> list[str]:
     """Return a version of each sample of a source, as text: from `sample_version`, else from its attributes.
 
     Attributes are the ones with one value a sample; without any, all versions are "".
-
-    keys: of the samples. An attribute with the same values, such as a list of files, is no version.
     """
+    return [*_versions(source, None)]
+
+
+def _versions(source: Any, keys: pa.Array | None) -> Iterator[str]:
+    """Yield versions. keys: of the samples. An attribute with the same values, such as a list of files, is none."""
     if tells(source, "sample_version"):
-        return list(map(repr, all_of(source, "sample_version")))
+        return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
     found = map(_plain, values_of(source).values())
-    values = [value for value in found if [*value] != [*keys]]
-    return [repr(parts) for parts in zip(*values, strict=True)] if values else [""] * len(source)
+    values = [value for value in found if keys is None or not _are_same(value, keys)]
+    return map(repr, zip(*values, strict=True)) if values else itertools.repeat("", len(source))
+
+
+def _are_same(values: Sequence[Any], keys: pa.Array) -> bool:
+    pieces = (keys.slice(start, _TOLD).to_pylist() for start in range(0, len(keys), _TOLD))
+    return not any(map(operator.ne, values, itertools.chain.from_iterable(pieces)))
 
 
 def guessed(source: Any) -> list[str]:
@@ -259,13 +319,8 @@ def guessed(source: Any) -> list[str]:
 def _plain(values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
-        values = values.tolist()
+        is_viewed = isinstance(values, np.ndarray) and values.dtype.char in _VIEWED
+        values = np.ascontiguousarray(values).data if is_viewed else values.tolist()
     if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
         return values  # type: ignore[no-any-return]
     return [[*Settings().describe(value)] for value in values]
-
-
-def _kind_of(key: Key) -> str:
-    if isinstance(key, str):
-        return "tuples" if key.startswith(TUPLE_MARK) else "text"
-    return "bytes" if isinstance(key, bytes) else "ints"

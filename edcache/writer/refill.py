@@ -231,17 +231,14 @@ def _found(keyed: Keyed, contents: Contents, start: int, places: Ints) -> Ints:
     if KEY_COLUMN not in names or not contents.length:
         return places
     flags = np.concatenate([contents.rows(first, end)["flags"] for first, end in contents.windows()])
-    present = np.flatnonzero(flags & format.PRESENT)
-    columns = {
-        name: contents.column(name, 0, contents.length).take(format.from_numpy(present, pa.int64()))
-        for name in identity.KEYED_COLUMNS
-        if name in names
-    }
-    own, indices = Keyed.stored(columns)
+    own, samples = Keyed.stored(
+        {name: contents.column(name, 0, contents.length) for name in identity.KEYED_COLUMNS if name in names},
+        flags & format.PRESENT > 0,
+    )
     rows = np.flatnonzero(places < 0)
     at = keyed.only(rows).places_in(own)
     is_new = at >= 0
-    places[rows[is_new]] = start + present[indices[at[is_new]]]
+    places[rows[is_new]] = start + samples[at[is_new]]
     return places
 
 
