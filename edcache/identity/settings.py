@@ -1,6 +1,6 @@
 """`Settings`: what an object holds, as texts that are the same in every process and differ for every other value.
 
-Exact are plain values and containers of them, arrays and tables by all bytes, a function by its defaults and closure, a
+Exact are plain values and containers of them, arrays and tables by sums of all bytes, a function by its defaults and closure, a
 module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of a library
 by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of Python.
 
@@ -43,6 +43,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from edcache.base import module_name
+from edcache.format import block_crc32s
 from edcache.identity.code import is_library, is_of_library, outer, said
 
 LONG: Final = 120
@@ -84,6 +85,17 @@ def digest_of(data: str | memoryview) -> str:
     """Compute the first 64 bits of a SHA-256, in hex."""
     encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     return hashlib.sha256(encoded).hexdigest()[:16]
+
+
+def digest_of_bytes(data: memoryview) -> str:
+    """Compute a digest of the bytes of an array: of more than a block, a SHA-256 of the crc32s of their blocks.
+
+    Sources are compared at every open, and sums take 30 ms where a SHA-256 of 600 MB takes 340. It notices change, and
+    is no defence: bytes that change by accident keep the sum of a block in one of 4 billion cases, and 32 bits that
+    follow one another never do, but who wants to makes other bytes with the same sums.
+    """
+    sums = block_crc32s(data)
+    return digest_of(memoryview(sums) if sums else data)
 
 
 def qualified_name(thing: Any) -> str:
@@ -554,7 +566,7 @@ def _parts_of_array(value: Any) -> Parts:
         parts = [value.reshape(-1).tolist()]
     else:
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    word = f"{header})" if data is None else f"{header}, sha256:{digest_of(data.data)})"
+    word = f"{header})" if data is None else f"{header}, digest:{digest_of_bytes(data.data)})"
     return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, asking)
 
 
