@@ -1,8 +1,9 @@
 """`Settings`: what an object holds, as texts that are the same in every process and differ for every other value.
 
-Exact are plain values and containers of them, arrays and tables by sums of all bytes, a function by its defaults and closure, a
-module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of a library
-by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of Python.
+Exact are plain values and containers of them, arrays and tables by sums of all bytes, a function by its defaults and
+closure, a module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of
+a library by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of
+Python.
 
 What only asks whether samples are other ones: the attributes of any other object of a library, such as a tokenizer,
 and private attributes, which may hold what reading has made. A sample that is computed again answers.

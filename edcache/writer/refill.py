@@ -22,7 +22,7 @@ from torch.utils.data import Subset
 
 from edcache import format, identity, storage
 from edcache.base import Ints, on_error
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header
 from edcache.identity import Keyed
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
