@@ -12,6 +12,7 @@ import enum
 import json
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -56,6 +57,10 @@ class Encoded(NamedTuple):
         return record
 
 
+_encoded = partial(tuple.__new__, Encoded)
+"""Makes an Encoded of its fields, in half the time."""
+
+
 class Encoder:
     """Encoder of samples to records, which collects their schemas; for one thread at a time.
 
@@ -83,7 +88,7 @@ class Encoder:
         if last is not None:
             record = last.plan.record(sample)  # type: ignore[union-attr]
             if record is not None:
-                return Encoded(last.schema, len(record), [(0, record)])
+                return _encoded((last.schema, len(record), [(0, record)]))
         if self._pickles:
             data = pickles.dump(sample)
             return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
@@ -201,6 +206,8 @@ def _encode_other(value: Any, values: _Values) -> Any:
 
 
 _TEXTS = {str}
+_NUMBERS = {int, bool}
+_INT64 = -(2**63), 2**63 - 1
 _ENCODERS: dict[type, Any] = ENCODERS | {
     torch.Tensor: encode_tensor,
     list: _encode_sequence,
@@ -212,8 +219,11 @@ _ENCODERS: dict[type, Any] = ENCODERS | {
 
 def _walk_all(items: list[Any]) -> list[Wires] | None:
     """Return the wire values of each leaf, in tree order; None if the values differ in structure."""
-    if len(set(map(type, items))) > 1:
+    kinds = set(map(type, items))
+    if len(kinds) > 1:
         return None
+    if kinds <= _NUMBERS and _INT64[0] <= min(items) and max(items) <= _INT64[1]:
+        return [items]  # as their encoders append them one by one
     encode = _ENCODERS.get(type(items[0]), _encode_other)
     values = _Values()
     # Values of one structure have the nodes and depth of the first, which was checked with its sample.

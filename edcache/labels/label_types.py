@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from edcache.format import (
     numpy_dtype,
     pa,
 )
+
+_NUMBERS: Final = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class NotALabel(Exception):
@@ -218,8 +220,12 @@ def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:
             kind = number_type(values.dtype)
             return None if kind is None else (kind, np.array(values, dtype=values.dtype.newbyteorder("=")))
         values = values.tolist()
-    if isinstance(values, list) and set(map(type, values)) == {str} and all(map(str.isascii, values)):
+    kinds = set(map(type, values)) if isinstance(values, list) else set()
+    if kinds == {str} and all(map(str.isascii, values)):
         return pa.string(), values.copy()
+    dtype = _NUMBERS[kinds.pop()] if len(kinds) == 1 and kinds <= _NUMBERS.keys() else None
+    with suppress(OverflowError):  # one by one the error names the sample
+        return None if dtype is None else typed_column(np.array(values, dtype))
     return None
 
 

@@ -6,6 +6,7 @@ import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -141,8 +142,8 @@ class ChunkBuilder:
         if self._written != self.nbytes:
             self._settle()
         end = self.nbytes
-        offset = format.align(end, format.record_alignment(nbytes))
-        whole = nbytes + format.behind_nbytes(nbytes)
+        alignment, whole = _taken(nbytes)
+        offset = format.align(end, alignment)
         buffer = self._room(offset, whole)
         self._collector.add(index, sample)
         if offset < self._dirty:
@@ -200,11 +201,14 @@ class ChunkBuilder:
         first, last = int(offset[0]), int(offset[-1])
         buffer = np.frombuffer(self._room(first, last - first), np.uint8)
         rows = slice(start, start + count)
-        self._collector.add_columns(indices[rows], columns.at(rows), lambda k: columns.at(start + k))
+        own = indices[rows]
+        self._collector.add_columns(own, columns.at(rows), lambda k: columns.at(start + k))
         buffer[self.nbytes : first] = 0
         run.write(buffer[first:last], offset)
-        numbers = np.array(indices[rows]), offset[:-1], nbytes, np.full(count, run.schema)
-        self._rows.frombytes(np.stack(numbers, axis=1).data.cast("B"))
+        # Of a range numpy takes one int after another.
+        numbers = np.arange(own.start, own.stop) if isinstance(own, range) else np.array(own)
+        records = numbers, offset[:-1], nbytes, np.full(count, run.schema)
+        self._rows.frombytes(np.stack(records, axis=1).data.cast("B"))
         self.nbytes = int(ends[-1])
         return count
 
@@ -244,8 +248,8 @@ class ChunkBuilder:
             nbytes = np.fromiter(map(len, frames), np.int64, len(frames))
             data, offset = aligned(frame + bytes(format.behind_nbytes(len(frame))) for frame in frames)
             rows["flags"] |= format.COMPRESSED
-        used, local = np.unique(schema, return_inverse=True)
-        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
+        used = np.flatnonzero(np.bincount(schema))
+        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, np.searchsorted(used, schema)
         rows["crc32"] = _record_crc32s(data, np.asarray(offset), nbytes)
         schemas = [self._encoder.schemas[known] for known in used]
         chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
@@ -295,6 +299,12 @@ class ChunkBuilder:
         if self.failures:
             appender.amend(failed=[failure.to_json() for failure in self.failures])
             self.failures = []
+
+
+@lru_cache
+def _taken(nbytes: int) -> tuple[int, int]:
+    """Return the alignment of a record, and its bytes with the crc32s behind it; most records are of few sizes."""
+    return format.record_alignment(nbytes), nbytes + format.behind_nbytes(nbytes)
 
 
 def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
