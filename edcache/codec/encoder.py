@@ -12,7 +12,6 @@ import enum
 import json
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -57,10 +56,6 @@ class Encoded(NamedTuple):
         return record
 
 
-_encoded = partial(tuple.__new__, Encoded)
-"""Makes an Encoded of its fields, in half the time."""
-
-
 class Encoder:
     """Encoder of samples to records, which collects their schemas; for one thread at a time.
 
@@ -73,7 +68,7 @@ class Encoder:
         self.schemas: list[str] = []
         self._ids: dict[str, int] = {}
         self._skeletons: dict[Any, _Skeleton] = {}
-        self._last: _Skeleton | None = None  # of the last sample, if it has a plan
+        self.plan: FlatPlan | None = None  # of the last sample
 
     def encode(self, sample: object) -> Encoded:
         """Encode one sample, with few copies: the result may hold views of it.
@@ -84,16 +79,20 @@ class Encoder:
         Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us and more for
             a new schema.
         """
-        last = self._last
-        if last is not None:
-            record = last.plan.record(sample)  # type: ignore[union-attr]
-            if record is not None:
-                return _encoded((last.schema, len(record), [(0, record)]))
+        plan = self.plan
+        if plan is not None:
+            record = bytearray(plan.nbytes)
+            if plan.pack(sample, record, 0):
+                return Encoded(plan.schema, len(record), [(0, record)])
+        return self.encode_unlike(sample)
+
+    def encode_unlike(self, sample: object) -> Encoded:
+        """Do as `encode`, for a sample that `plan` does not pack."""
         if self._pickles:
             data = pickles.dump(sample)
             return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
         skeleton, values = self._plan(sample)
-        self._last = skeleton if skeleton.plan is not None else None
+        self.plan = skeleton.plan
         return skeleton.encode(values)
 
     def encode_columns(self, columns: Columns, start: int, most: int, most_nbytes: int) -> Run | None:
@@ -287,7 +286,7 @@ class _Skeleton:
         shapes = map(dict(constant).get, self._arrays)
         schema, prefix, layout = admit(dump(_insert_shapes(self._node, shapes)))
         self._constant, self.schema, self._layout = constant, schema, layout
-        self.plan = None if prefix else FlatPlan.of(layout)
+        self.plan = None if prefix else FlatPlan.of(layout, schema)
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
         self._fixed = list(_fixed_pieces(layout, len(prefix)))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError
-from edcache.codec import Columns, Encoder, compressor
+from edcache.codec import Columns, Encoder, FlatPlan, compressor
 from edcache.format import MAX_LENGTH, Failure, Head, pa
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.appender import Appender
@@ -134,8 +134,13 @@ class ChunkBuilder:
             raise error.within(self._path, self._path, index) from error
 
     def _add(self, index: int, sample: object) -> None:
+        if self._written != self.nbytes:
+            self._settle()
+        plan = self._encoder.plan
+        if plan is not None and self._pack(plan, index, sample):
+            return
         try:
-            encoded = self._encoder.encode(sample)
+            encoded = self._encoder.encode_unlike(sample)
         except CodecError as error:
             raise error.within(f"sample {index}", index=index) from error
         schema, nbytes, pieces = encoded
@@ -158,6 +163,21 @@ class ChunkBuilder:
         # All four or none, also if memory ends.
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
+
+    def _pack(self, plan: FlatPlan, index: int, sample: object) -> bool:
+        """Add a sample that is like the last one straight into the buffer; False if it is another one."""
+        end = self.nbytes
+        alignment, nbytes = _taken(plan.nbytes)  # too few for crc32s behind them
+        offset = format.align(end, alignment)
+        buffer = self._room(offset, nbytes)
+        if not plan.pack(sample, buffer, offset):
+            return False
+        self._collector.add(index, sample)
+        if offset < self._dirty:
+            buffer[end:offset] = bytes(offset - end)
+        self._rows.frombytes(_pack_row(index, offset, nbytes, plan.schema))
+        self.nbytes = offset + nbytes
+        return True
 
     def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
         """Add samples from a row on, as `add_columns` or `add`, or refuse the one that raised; returns how many."""
