@@ -103,7 +103,8 @@ class Keyed:
     @once
     def firsts(self) -> Ints:
         """Samples that are computed, rising: of equal ones the first."""
-        return np.flatnonzero(self.first_equal == np.arange(len(self)))
+        firsts = np.flatnonzero(self.first_equal == np.arange(len(self)))
+        return self.first_equal if len(firsts) == len(self) else firsts  # one array, of 8 bytes a sample
 
     @once
     def first_equal(self) -> Ints:
@@ -122,11 +123,14 @@ class Keyed:
 
     def places_in(self, there: Keyed) -> Ints:
         """Find each sample among others: int64 [n], the first equal one, -1 for none. No key or version is null."""
-        for start in itertools.count():
-            places = self._found_in(there, start)
-            if self._are_equal(there, places):
-                return places
-        raise AssertionError
+        start = 0
+        while not self._are_equal(there, places := self._found_in(there, start)):
+            start += 1
+        if there is not self:
+            self._sorted = there._sorted = (
+                None  # 16 bytes a sample, which the first look among itself has kept for this
+            )
+        return places
 
     def _found_in(self, there: Keyed, start: int) -> Ints:
         """Find the first sample with the hash of each; -1 for none."""
