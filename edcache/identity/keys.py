@@ -20,7 +20,17 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, TUPLE_MARK, Key, from_numpy, missing_rows, one_chunk, pa, stored_keys
+from edcache.format import (
+    KEY_COLUMN,
+    TUPLE_MARK,
+    Hashes,
+    Key,
+    from_numpy,
+    missing_rows,
+    one_chunk,
+    pa,
+    stored_keys,
+)
 from edcache.identity.recipe import has_method, tells, values_of
 from edcache.identity.settings import Settings
 
@@ -32,8 +42,6 @@ _VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview 
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _SPREAD: Final = np.uint64(0xD1B54A32D192ED03)
 _MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
-
-Hashes = npt.NDArray[np.uint64]
 
 
 class Keyed:
@@ -126,23 +134,23 @@ class Keyed:
         start = 0
         while not self._are_equal(there, places := self._found_in(there, start)):
             start += 1
-        if there is not self:
-            self._sorted = there._sorted = (
-                None  # 16 bytes a sample, which the first look among itself has kept for this
-            )
+        if (
+            there is not self
+        ):  # the look among themselves, which comes first, has kept 16 bytes a sample for this one
+            self._sorted = None
         return places
 
     def _found_in(self, there: Keyed, start: int) -> Ints:
         """Find the first sample with the hash of each; -1 for none."""
         places = np.full(len(self), -1)
         if len(there):
-            hashes, order = self._by_hash(start)
-            found, rows = there._by_hash(start)
+            hashes, order = self.by_hash(start)
+            found, rows = there.by_hash(start)
             at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
             places[order] = np.where(found[at] == hashes, rows[at], -1)
         return places
 
-    def _by_hash(self, start: int) -> tuple[Hashes, Ints]:
+    def by_hash(self, start: int) -> tuple[Hashes, Ints]:
         """Return the hashes from a start, rising, and their samples; equal ones in their order."""
         if self._sorted is None or self._sorted[0] != start:
             hashes = hashes_of((self.keys, self.versions), start)
@@ -152,15 +160,11 @@ class Keyed:
 
     def _are_equal(self, there: Keyed, places: Ints) -> bool:
         """True if the samples at places, but for -1, have these keys and versions."""
-        other = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
-        for start in range(0, len(other), _PIECE):
-            rows = other[start : start + _PIECE]
-            for own, others in ((self.keys, there.keys), (self.versions, there.versions)):
-                pair = (
-                    own.take(from_numpy(rows, pa.int64())),
-                    others.take(from_numpy(places[rows], pa.int64())),
-                )
-                if not _binary(pair[0]).equals(_binary(pair[1])):
+        others = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
+        for start in range(0, len(others), _PIECE):
+            rows = others[start : start + _PIECE]
+            for own, found in ((self.keys, there.keys), (self.versions, there.versions)):
+                if not _texts_at(own, rows).equals(_texts_at(found, places[rows])):
                     return False
         return True
 
@@ -187,9 +191,8 @@ def _mix(hashes: Hashes, ends: Ints, data: npt.NDArray[np.uint8]) -> None:
     while len(rows):
         taken = words[at[rows]] & _MASKS[np.minimum(left[rows], 8)]
         mixed = hashes[rows] ^ taken
-        mixed ^= mixed >> np.uint64(
-            29
-        )  # else texts that differ in the highest bit alone would do so for any start
+        # First: else two texts that differ in highest bits alone could have one hash from any start.
+        mixed ^= mixed >> np.uint64(29)
         mixed *= _MULTIPLIER
         hashes[rows] = mixed ^ mixed >> np.uint64(32)
         at[rows] += 8
@@ -205,6 +208,10 @@ def _texts(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
         return np.zeros(len(column) + 1, np.int64), np.empty(0, np.uint8)
     own = np.frombuffer(ends, np.int64, len(column) + 1, 8 * column.offset)
     return own - own[0], np.frombuffer(data, np.uint8)[own[0] : own[-1]]
+
+
+def _texts_at(column: pa.Array, rows: Ints) -> pa.Array:
+    return _binary(column.take(from_numpy(rows, pa.int64())))
 
 
 def _binary(column: pa.Array) -> pa.Array:
@@ -317,7 +324,8 @@ def guessed(source: Any) -> list[str]:
 def _plain(values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
-        is_viewed = isinstance(values, np.ndarray) and values.dtype.char in _VIEWED
+        dtype = values.dtype
+        is_viewed = isinstance(dtype, np.dtype) and dtype.isnative and dtype.char in _VIEWED
         values = np.ascontiguousarray(values).data if is_viewed else values.tolist()
     if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
         return values  # type: ignore[no-any-return]
