@@ -126,8 +126,7 @@ def pack_keys(hashes: Hashes, samples: Ints) -> tuple[memoryview, int, int]:
     """
     upper, lower = hashes[:, 0], hashes[:, 1]
     order = np.argsort(upper, kind="stable")  # timsort: it merges what is sorted
-    rising = upper[order]
-    tied = np.flatnonzero(rising[1:] == rising[:-1])
+    tied = np.flatnonzero(np.diff(upper[order]) == 0)
     if len(tied):  # keys that repeat, or whose hashes have one upper half
         rows = np.union1d(tied, tied + 1)
         own = order[rows]

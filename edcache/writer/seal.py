@@ -319,7 +319,9 @@ class _Keys:
 
     def write(self, group: EntryGroup) -> KeysPlace:
         """Write the table of the keys as an entry of a group; return its place."""
-        table, crc, count = format.pack_keys(np.concatenate(self._hashes), np.concatenate(self._samples))
+        hashes, samples = np.concatenate(self._hashes), np.concatenate(self._samples)
+        self._hashes, self._samples = [], []  # they take as much memory
+        table, crc, count = format.pack_keys(hashes, samples)
         entry = group.entry(format.KEYS, format.KEYS_NAME)
         entry.write(table)
         return KeysPlace(*entry.place[:2], crc, count)
