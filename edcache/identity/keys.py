@@ -66,8 +66,10 @@ class Keyed:
         if not tells(source, "sample_key"):
             return None
         keys = _column_of(_told(source, "sample_key"))
-        pieces = batched(_versions(source, keys))
-        return cls(keys, _joined([pa.array(piece, pa.string()) for piece in pieces]))
+        versions = _versions(source, keys)
+        if versions is None:
+            return cls.stored({KEY_COLUMN: keys})[0]
+        return cls(keys, _joined([pa.array(piece, pa.string()) for piece in batched(versions)]))
 
     @classmethod
     def stored(
@@ -294,16 +296,19 @@ def versions_of(source: Any) -> list[str]:
 
     Attributes are the ones with one value a sample; without any, all versions are "".
     """
-    return [*_versions(source, None)]
+    return [*(_versions(source, None) or itertools.repeat("", len(source)))]
 
 
-def _versions(source: Any, keys: pa.Array | None) -> Iterator[str]:
-    """Yield versions. keys: of the samples. An attribute with the same values, such as a list of files, is none."""
+def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
+    """Make an iterator of versions; None if all are "".
+
+    keys: of the samples. An attribute with the same values, such as a list of files, is no version.
+    """
     if tells(source, "sample_version"):
         return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
     found = map(_plain, values_of(source).values())
     values = [value for value in found if keys is None or not _are_same(value, keys)]
-    return map(repr, zip(*values, strict=True)) if values else itertools.repeat("", len(source))
+    return map(repr, zip(*values, strict=True)) if values else None
 
 
 def _are_same(values: Sequence[Any], keys: pa.Array) -> bool:
