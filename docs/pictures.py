@@ -1,13 +1,16 @@
-"""Draw docs/images/ anew, of what the quickstart's program makes: .venv/bin/python docs/pictures.py
+"""Draw docs/images/ anew, of what the programs of README and quickstart make: .venv/bin/python docs/pictures.py
 
-It takes selenium, Chromium and its driver.
+The terminal shows a real fill that is killed by SIGKILL, and the runs after it. It takes selenium, Chromium and its
+driver.
 """
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +32,41 @@ style = "<meta charset=utf-8><style>body {{ font-family: sans-serif; margin: 16p
 shown = ds.filter("{SOME}")._repr_html_().replace(os.getcwd() + "/", "")
 open("notebook.html", "w").write(style + shown)
 """
+TERMINAL = """<meta charset=utf-8><body style="margin: 0; background: #1e1e2e; color: #cdd6f4">
+<pre style="margin: 20px; font: 15px/1.5 'DejaVu Sans Mono', monospace">{}</pre>"""
+PROMPT, NOTE = "<span style='color: #a6e3a1'>$</span> <b>{}</b>\n", "<span style='color: #f38ba8'>{}</span>\n"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(DOCS.parent), "OMP_NUM_THREADS": "1"}
+
+
+def blocks_of(page: str) -> list[str]:
+    """The blocks of Python on a page."""
+    text = (DOCS.parent / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def killed_and_resumed(folder: Path) -> str:
+    """What a terminal shows of three runs of a program, the first of which is killed half-way, as HTML."""
+    shown = []
+    for seconds in (2.5, None, None):
+        shown.append(PROMPT.format("python train.py"))
+        with subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=folder,
+            env=ENVIRONMENT,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as run:
+            if seconds is not None:
+                while not list(folder.glob("cache/*.zip")):
+                    time.sleep(0.05)
+                time.sleep(seconds)
+                os.killpg(run.pid, signal.SIGKILL)
+            shown.append(html.escape(run.stdout.read()))
+            if seconds is not None:
+                shown.append(NOTE.format("Killed"))
+    return TERMINAL.format("".join(shown))
 
 
 @contextmanager
@@ -63,8 +100,14 @@ def chromium(width: int, height: int) -> Iterator[webdriver.Chrome]:
 
 def main() -> None:
     """Draw all."""
-    page = (DOCS / "quickstart.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = blocks_of("docs/quickstart.md")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(blocks_of("README.md")[0])
+        (folder / "terminal.html").write_text(killed_and_resumed(folder))
+        with chromium(864, 250) as browser:
+            browser.get(f"file://{folder}/terminal.html")
+            browser.save_screenshot(str(IMAGES / "terminal.png"))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "julia.py").write_text(blocks[0])

@@ -155,8 +155,13 @@ def main() -> None:
     for name in ("first", "second"):
         seen, seconds = epoch(ds)
         print(f"   {name} epoch: {seen:,} samples in {seconds:.2f} s")
-    print(f"   (without the cache an epoch takes about {computing:.1f} s)\n")
-    print(f'Look inside: .venv/bin/edcache info "{path}"; unzip -l "{path}"')
+    print(
+        f'\nLook inside: .venv/bin/edcache info "{path}"; .venv/bin/edcache view "{path}"; unzip -l "{path}"\n'
+    )
+    times = computing / seconds
+    print(f"An epoch of {len(source):,} samples, {times:,.{0 if times > 10 else 1}f} times as fast:")
+    for name, taken in {"computed": computing, "cached": seconds}.items():
+        print(f"   {name:8} {taken:7.2f} s  {'█' * max(1, round(40 * taken / max(computing, seconds)))}")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ if [ ! -x "$python" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
 fi
 if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ scripts/constraints.txt -nt "$stamp" ]; then
-    echo "installing edcache[$extra] into $venv; where torch is not at hand it is fetched, 0.2 to 3 GB" >&2
+    echo "installing edcache[$extra] into $venv, quietly; where torch is not at hand it is fetched, 0.2 to 3 GB" >&2
     # Python compiles what is imported, which is a small part; to compile all takes a minute.
-    "$python" -m pip install --disable-pip-version-check --no-compile \
+    "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
         --constraint scripts/constraints.txt --editable ".[$extra]" >&2
     touch "$stamp"
     echo "installed; the first start of Python compiles what it imports" >&2

@@ -18,6 +18,8 @@ from .errors import StaleArchiveError as StaleArchiveError
 from .errors import StaleCacheError as StaleCacheError
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
+from .frames import cut_traceback as cut_traceback
+from .frames import is_debugging as is_debugging
 from .frames import warn as warn
 from .guards import foreign_code as foreign_code
 from .guards import on_error as on_error

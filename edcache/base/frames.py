@@ -1,15 +1,26 @@
-"""Warnings point at the user's line, however deep in the package they are raised."""
+"""Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
+
+The frames between a public call and an error of ours say nothing that its text does not. The frames of an error of the
+user's code, the `__cause__` of ours, all stay, and so do the ones of an error that is not ours, which is a bug.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
 import sysconfig
 import threading
 import warnings
+from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
+
+from edcache.base.errors import EdcacheError
+
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
 
 # Frames of the package, of torch.utils.data, which calls a dataset, and of the standard library, through
 # which the package calls itself.
@@ -36,6 +47,27 @@ def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = 
     registry = names.setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category, *place, names.get("__name__"), registry)
     _warned.add(once)
+
+
+def is_debugging() -> bool:
+    """True if EDCACHE_DEBUG asks for whole tracebacks."""
+    return os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0")
+
+
+def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
+    """Decorate a public function: the traceback of an error of ours ends in it. EDCACHE_DEBUG=1 keeps all frames."""
+
+    @functools.wraps(function)
+    def public(*args: P.args, **keywords: P.kwargs) -> Returned:
+        try:
+            return function(*args, **keywords)
+        except EdcacheError as error:
+            del args, keywords  # a traceback with locals would show credentials
+            if is_debugging():
+                raise
+            raise error.with_traceback(None)  # noqa: B904 - it is the same error, with its cause
+
+    return public
 
 
 def _find_users_frame(frame: FrameType | None) -> FrameType | None:

@@ -360,10 +360,11 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
         )
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise OptionError unless the value is a whole number from `least` up."""
+def check_count(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number from `least` up. Raises: OptionError for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise OptionError(f"{name}={shown(value)}; give {least} or more", option=name)
+        raise OptionError(f"{name}={shown(value)}; give an integer of {least} or more", option=name)
+    return int(value)
 
 
 def is_seconds(value: object) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import click
 
 from edcache import dataset
-from edcache.base import EdcacheError, Progress, brief, plain, shortened, text_table
+from edcache.base import EdcacheError, Progress, brief, is_debugging, plain, shortened, text_table
 from edcache.base import printable as printable  # for all commands
 from edcache.storage import shown
 
@@ -172,7 +172,7 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
             print_error("interrupted")
             raise click.exceptions.Exit(_INTERRUPTED) from None
         except Exception as error:  # the last handler of a command, which shows no traceback
-            if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+            if is_debugging():
                 raise
             group, name = ctx.command, ctx.invoked_subcommand
             assert isinstance(group, click.Group)

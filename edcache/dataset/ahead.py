@@ -75,12 +75,8 @@ def _far_sessions(root: SampleRoot) -> list[Session]:
 
 def _far_shares(reading: Reading, positions: Ints, epoch: int) -> Iterator[tuple[Session, Ints]]:
     """Yield the samples of each far archive that a read of some positions takes."""
-    root, indices = reading.root, reading.indices_at(positions)
-    if not root.parts:
-        yield from ((session, indices) for session in _far_sessions(root))
-        return
-    for share in root.shares(indices, [(epoch, 0)] * len(indices)):
-        yield from _far_shares(share.part, share.positions, epoch)
+    for share in reading.stored(positions, epoch):
+        yield from ((session, share.positions) for session in _far_sessions(share.part.root))
 
 
 class Ahead:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from edcache import writer
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError
-from edcache.storage import absolute, scheme_of
+from edcache.storage import absolute, home_expanded, scheme_of
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -55,6 +55,7 @@ def _expand(name: str) -> list[str] | None:
     """List the files of a glob or a folder; None for anything else."""
     if scheme_of(name):
         return None
+    name = home_expanded(name)
     if os.path.isdir(name):
 
         def refuse(error: OSError) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from edcache import base, identity, writer
+from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.format import KEYS_DIGEST, Head
@@ -44,7 +43,7 @@ class Building:
         self._max_bytes = base.bytes_limit(
             store.max_bytes if options.max_bytes is None else options.max_bytes, store.part
         )
-        self._reading = provisional(options)
+        self._read_options = provisional(options)
         fingerprint = None if recipe is None else recipe.to_json()
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
@@ -133,7 +132,7 @@ class Building:
 
     def _find(self) -> Reader | None:
         """Open the archive if there is one, and compare it with source and options; needs no write permission."""
-        archive = self._store.found(self._reading)
+        archive = self._store.found(self._read_options)
         if archive is not None:
             self._check(archive)
         return archive
@@ -166,7 +165,7 @@ class Building:
         try:
             found = writer.check_origin(path, origin, job.recipe)
         except StaleCacheError:
-            job = self.job = replace(job, recipe=self._settled(origin))
+            job = self.job = writer.settled(job, origin)
             found = writer.check_origin(path, origin, job.recipe)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
@@ -189,23 +188,6 @@ class Building:
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
         self.job = replace(job, found=found)
-
-    def _settled(self, origin: Head) -> Recipe | None:
-        """Return the recipe of a source whose settings differ, without what computing a sample changes in it.
-
-        The archive may be of a source that was read before it was cached.
-        """
-        recipe, job = self.job.recipe, self.job
-        if recipe is None or recipe.count is None or recipe.is_made or job.options.spot_check is False:
-            return recipe
-        lines = identity.compare(origin.fingerprint, recipe).settings
-        if not recipe.count or not all(line.startswith("attribute ") for line in lines):
-            return recipe
-        with suppress(
-            Exception
-        ):  # of the source, which the fill raises again: then the attributes say that it is another one
-            identity.recompute([lambda: job.source[0]], job.head.codec)
-        return replace(recipe, state=frozenset(recipe.changed(identity.recipe_of(job.source))))
 
 
 def parents_of(source: Any) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from edcache.base import (
 )
 from edcache.dataset.archive_paths import StrPath, expand_paths
 from edcache.dataset.build import Building
-from edcache.dataset.combined import Concat, add
-from edcache.dataset.indexing import T_co, info_of
+from edcache.dataset.combined import Joined, add, concat
+from edcache.dataset.indexing import T_co
 from edcache.dataset.root import Archive, Reading
-from edcache.dataset.view import Whole
+from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -32,8 +32,6 @@ from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from edcache.writer import LabelChange
 
 
 class Source(Protocol[T_co]):
@@ -44,7 +42,7 @@ class Source(Protocol[T_co]):
 
 
 @takes(CacheOptions)
-class CachedDataset(Whole[T_co]):
+class CachedDataset(Samples[T_co]):
     """Map-style dataset whose samples are computed once, stored in one archive, and read from it.
 
     Args:
@@ -73,7 +71,9 @@ class CachedDataset(Whole[T_co]):
     path: str
     _archive: Archive
     _building: Building | None = None
+    _sync: base.Sync = "seal"
 
+    @base.cut_traceback
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
@@ -113,6 +113,7 @@ class CachedDataset(Whole[T_co]):
             elif not options.preload:
                 own.reader = archive
             own.reader.open()  # now, as in `_attach`
+        self._sync = building.job.sync
         self._add_keys(building.job.spec)
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
@@ -145,7 +146,9 @@ class CachedDataset(Whole[T_co]):
             if absent and self.complete:
                 from edcache.dataset import relabel
 
-                self._relabel(lambda: relabel.of_keys(self._archive, spec.only(absent)))
+                relabel.change(
+                    self._archive, self._sync, lambda: relabel.of_keys(self._archive, spec.only(absent))
+                )
 
     @classmethod
     @overload
@@ -157,13 +160,14 @@ class CachedDataset(Whole[T_co]):
     @overload
     def from_cache(
         cls, path: Iterable[StrPath], name: None = None, **keywords: Unpack[base.OpenKeywords]
-    ) -> Concat: ...
+    ) -> Joined: ...
 
     @classmethod
     @takes(OpenOptions)
+    @base.cut_traceback
     def from_cache(
         cls, path: StrPath | Iterable[StrPath], name: str | None = None, **keywords: Any
-    ) -> CachedDataset | Concat:
+    ) -> CachedDataset | Joined:
         """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
@@ -207,7 +211,7 @@ class CachedDataset(Whole[T_co]):
                 "expected_digest= is of one archive; open several one by one, and concat() them"
             )
         own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
-        joined = Concat(_open_all(lambda store: cls(None, store, **keywords), stores))
+        joined = concat(_open_all(lambda store: cls(None, store, **keywords), stores))
         joined.transform, joined.batch_transform = own["transform"], own["batch_transform"]
         return joined
 
@@ -234,12 +238,22 @@ class CachedDataset(Whole[T_co]):
             all processes share, and which are freed when memory is short) and private (bytes of this process alone;
             they do not grow by reading).
         """
-        return info_of(self._reader)
+        session = self._reader.session
+        return {
+            "path": self.path,
+            "samples": session.length,
+            "present": session.index.present,
+            "sealed": session.sealed,
+            "labels": [*dict(session.label_columns)],
+            "nbytes": session.size,
+            **session.memory(),
+        }
 
     def refresh(self) -> bool:
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
         return self._archive.refresh()
 
+    @base.cut_traceback
     def add_labels(
         self,
         what: Any,
@@ -277,7 +291,7 @@ class CachedDataset(Whole[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.given(self._archive, what, values, on))
+        relabel.change(self._archive, self._sync, lambda: relabel.given(self._archive, what, values, on))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -290,21 +304,8 @@ class CachedDataset(Whole[T_co]):
         """
         from edcache.dataset import relabel
 
-        self._relabel(lambda: relabel.dropped(self._archive, names))
+        relabel.change(self._archive, self._sync, lambda: relabel.dropped(self._archive, names))
         return self
-
-    def _relabel(self, make: Callable[[], LabelChange]) -> None:
-        """Publish a change of labels, which `make` computes from the present state."""
-        from edcache.dataset import relabel
-
-        relabel.check(self._reader)
-        if self._archive.filler is not None:
-            self._archive.filler.flush()
-            self.refresh()
-        change = make()
-        sync: base.Sync = "seal" if self._building is None else self._building.job.sync
-        relabel.publish(self._reader.session.head, self.path, sync, change)
-        self.refresh()
 
     def spot_check(self, source: Source[Any], samples: int = 8) -> dict[int, Other]:
         """Compute samples again and compare them with their records; nothing is written.

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset
 
 from edcache.base import EdcacheError, Ints, OptionError
-from edcache.dataset.indexing import info_of, reading_of
+from edcache.dataset.indexing import reading_of
 from edcache.dataset.keys import found_keys
 from edcache.dataset.root import Reading, SampleRoot, Share
 from edcache.dataset.transforms import Draws
-from edcache.dataset.view import Samples, Whole
-from edcache.format import Failure, Key, pa, unify
+from edcache.dataset.view import Samples
+from edcache.format import Key, pa, unify
 from edcache.reader import Beside, Projection, Records, Session, Together, last_change
 
 _NEVER = -1, -1
 
 
-def concat(datasets: Iterable[Samples]) -> Concat:
+def concat(datasets: Iterable[Samples]) -> Joined:
     """Join several caches and views into one dataset, one after the other; no sample is read.
 
     Args:
@@ -42,10 +42,10 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
-    return Concat([datasets] if isinstance(datasets, Samples) else list(datasets))
+    return Joined(Chained, [datasets] if isinstance(datasets, Samples) else list(datasets))
 
 
-def zip_fields(*datasets: Samples) -> Zipped:
+def zip_fields(*datasets: Samples) -> Joined:
     """Join the fields of several datasets: sample i has the fields of sample i of each; no sample is read.
 
     Args:
@@ -59,10 +59,10 @@ def zip_fields(*datasets: Samples) -> Zipped:
 
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """
-    return Zipped(datasets)
+    return Joined(Sides, datasets)
 
 
-def variants(datasets: Iterable[Samples]) -> Variants:
+def variants(datasets: Iterable[Samples]) -> Joined:
     """Join datasets that have other variants of the same samples: epoch e reads dataset e mod their number.
 
     So cached augmentations do not repeat themselves every epoch.
@@ -78,7 +78,7 @@ def variants(datasets: Iterable[Samples]) -> Variants:
     >>> views = [ds.with_transform(augment, seed=seed) for seed in range(4)]
     >>> ds = edcache.variants([CachedDataset(view, f"augmented-{k}.zip") for k, view in enumerate(views)])
     """
-    return Variants(list(datasets))
+    return Joined(Turns, list(datasets))
 
 
 def add(one: Samples, other: Any) -> Any:
@@ -87,7 +87,7 @@ def add(one: Samples, other: Any) -> Any:
 
 
 class Chained(SampleRoot):
-    """Root of `Concat`. bounds: the index of the first sample of each part, and behind the last."""
+    """Root of what `concat` makes. bounds: the index of the first sample of each part, and behind the last."""
 
     called, shown = "concat", "Concat"
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
@@ -95,46 +95,26 @@ class Chained(SampleRoot):
     def __init__(self, parts: Sequence[Reading]) -> None:
         super().__init__(parts)
         self.bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-
-    def __len__(self) -> int:
-        return int(self.bounds[-1])
-
-    @property
-    def missing(self) -> Ints:
-        """Indices without a record: int64 [k], sorted."""
-        found = [part.missing[part.missing < end - start] + start for part, start, end in self._ranges()]
-        return np.concatenate(found)
-
-    @property
-    def errors(self) -> list[Failure]:
-        """Failures of samples, by index, as of one archive."""
-        return [
-            replace(failure, index=failure.index + start)
-            for part, start, end in self._ranges()
-            for failure in part.errors
-            if failure.index < end - start
-        ]
+        self.ranges = [range(start, end) for start, end in itertools.pairwise(self.bounds.tolist())]
 
     def find_keys(self, keys: Sequence[Key]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""
         found = np.full(len(keys), -1)
-        for part, start, end in self._ranges():
+        for part, own in zip(self.parts, self.ranges, strict=True):
             wanted = np.flatnonzero(found < 0)
             positions = found_keys(part, [keys[place] for place in wanted.tolist()])
-            found[wanted] = np.where((positions < 0) | (positions >= end - start), -1, positions + start)
+            found[wanted] = np.where((positions < 0) | (positions >= len(own)), -1, positions + own.start)
         return found
 
     def label_table(self) -> Any:
         """Return the columns of all parts, null for samples of a part that lacks one."""
-        counts = np.diff(self.bounds).tolist()
-        # Rows that a part got after it was joined are cut off.
-        tables = [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
+        tables = self.tables()
         names = list(dict.fromkeys(name for table in tables for name in table.column_names))
         if not names:
             return tables[0]
         whole = []
-        for table, count in zip(tables, counts, strict=True):
-            nulls = pa.chunked_array([pa.nulls(count)])  # of a column that others have
+        for table in tables:
+            nulls = pa.chunked_array([pa.nulls(len(table))])  # of a column that others have
             columns = [table.column(name) if name in table.column_names else nulls for name in names]
             plain = (c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in columns)
             whole.append(pa.table(list(plain), names=names))
@@ -149,11 +129,6 @@ class Chained(SampleRoot):
         together = self._join_archives() if fields is None and len(indices) else None
         group = None if together is None else together.group(*self._places(indices))
         return super().records(indices, fields, draws) if group is None else group
-
-    def _ranges(self) -> Iterator[tuple[Reading, int, int]]:
-        """Yield each part with the indices [start, end) that it has here; a part may have got more samples since."""
-        ends = self.bounds.tolist()
-        return zip(self.parts, ends, ends[1:], strict=False)
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the number of the part of each sample, and its position there: int64 [n] both."""
@@ -197,7 +172,7 @@ def _is_plain(part: Reading) -> bool:
 
 
 class Turns(SampleRoot):
-    """Root of `Variants`: part e mod n has the samples of epoch e."""
+    """Root of what `variants` makes: part e mod n has the samples of epoch e."""
 
     called, shown, is_divided = "variants", "Variants", False
     is_seeded = True  # the epoch comes with each read
@@ -209,7 +184,7 @@ class Turns(SampleRoot):
 
     def label_table(self) -> Any:
         """Return the columns of the first part."""
-        return self.parts[0].labels.table.slice(0, len(self))
+        return self.tables()[0]
 
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
         """Divide samples by part, which the epoch of each draw tells."""
@@ -219,14 +194,14 @@ class Turns(SampleRoot):
 
 
 class Sides(SampleRoot):
-    """Root of `Zipped`: each part has fields of all samples."""
+    """Root of what `zip_fields` makes: each part has fields of all samples."""
 
     called, shown, is_divided = "zip_fields", "Zipped", False
 
     def label_table(self) -> Any:
         """Return the columns of all parts; of two with one name the first."""
         columns: dict[str, pa.ChunkedArray] = {}
-        tables = [part.labels.table.slice(0, len(self)) for part in self.parts]
+        tables = self.tables()
         for table in tables:
             for name in table.column_names:
                 columns.setdefault(name, table.column(name))
@@ -259,66 +234,24 @@ class Sides(SampleRoot):
         return joined
 
 
-class Combined(Whole):
-    """Dataset that is made of other datasets. called: name of the function that makes it. parts: the datasets."""
+class Joined(Samples):
+    """Dataset that is made of other datasets, `parts`; `concat`, `zip_fields` and `variants` make it."""
 
-    called: ClassVar[str] = ""
     parts: tuple[Samples, ...] = ()
-    _joined: ClassVar[type[SampleRoot]]
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
+    def __init__(self, root: type[SampleRoot], parts: Sequence[Samples]) -> None:
         for part in parts:
             if not isinstance(part, Samples):
                 raise OptionError(
-                    f"{self.called}() takes datasets of edcache, not {type(part).__name__}; "
+                    f"{root.called}() takes datasets of edcache, not {type(part).__name__}; "
                     "cache it first: edcache.CachedDataset(source, path)"
                 )
         self.parts = tuple(parts)
-        self._reading = Reading(self._joined([reading_of(part) for part in parts]))
+        self._reading = Reading(root([reading_of(part) for part in parts]))
+
+    __add__ = add
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Return the identity of the samples, for a cache of them."""
-        return {"parts": self.parts, **self._reading.settings(), "columns": ["parts"]}
-
-    def info(self) -> dict[str, Any]:
-        """Return the state of the archives, as `CachedDataset.info` of one.
-
-        Numbers are sums; sealed is True if all are; labels has the columns of any; path is the list of paths, and
-        archives the info of each.
-        """
-        infos = [info_of(reader) for reader in self._reading.root.readers]
-        summed = ("present", "nbytes", "mapped", "private")
-        return {
-            "path": [info["path"] for info in infos],
-            "samples": len(self),
-            "sealed": all(info["sealed"] for info in infos),
-            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
-            **{name: sum(info[name] for info in infos) for name in summed},
-            "archives": infos,
-        }
-
-
-class Concat(Combined):
-    """Samples of several datasets, one after the other; `concat` makes it.
-
-    starts: the index of the first sample of each dataset.
-    """
-
-    called, _joined = Chained.called, Chained
-    __add__ = add
-
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        super().__init__(parts)
-        self.starts: list[int] = np.cumsum([0, *map(len, parts)])[:-1].tolist()
-
-
-class Variants(Combined):
-    """Dataset that reads another one of its parts each epoch; `variants` makes it."""
-
-    called, _joined = Turns.called, Turns
-
-
-class Zipped(Combined):
-    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
-
-    called, _joined = Sides.called, Sides
+        called = self._reading.root.called
+        return {"joined by": called, "parts": self.parts, **self._reading.settings(), "columns": ["parts"]}

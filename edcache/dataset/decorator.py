@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, identity, writer
-from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, StaleCacheError, takes
+from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, SourceError, StaleCacheError, takes
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
@@ -50,7 +50,7 @@ class CachedFactory(Generic[P, T_co]):
         functools.update_wrapper(self, factory)
         self.uncached, self.version, self.options = factory, version, options
         self._path, self._on_stale = path, on_stale
-        self._reading = base.provisional(options)
+        self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
@@ -69,6 +69,7 @@ class CachedFactory(Generic[P, T_co]):
         arguments = self._arguments(args, kwargs)
         return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
 
+    @base.cut_traceback
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
 
@@ -80,21 +81,19 @@ class CachedFactory(Generic[P, T_co]):
         # Before the factory runs, which may change the working folder.
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
-        archive = store.found(self._reading)
-        verdict: _Verdict = "same"
-        is_complete = archive is not None and archive.complete
-        if archive is not None and not (is_complete and options.grow):
-            verdict = self._check(archive, call, not is_complete)
-        if archive is not None and is_complete and not options.grow:
+        archive, is_other = store.found(self._read_options), False
+        if archive is not None and archive.complete and not options.grow:
+            verdict = self._check(archive, call, adds=False)
             if verdict == "asks" and self._is_other(archive, call, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
                     archive.close()
-                    archive = store.reader(replace(self._reading, preload=options.preload))
+                    archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
+            is_other = True
         source = self.uncached(*args, **kwargs)
-        return self._filled(store, archive, source, call, verdict == "rebuild")
+        return self._filled(store, archive, source, call, is_other)
 
     def _is_other(
         self, archive: Reader, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -111,10 +110,10 @@ class CachedFactory(Generic[P, T_co]):
         )
         try:
             try:
-                source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
-            except Exception as error:  # noqa: BLE001 - of the user's code; the data may be elsewhere, and is not needed
-                what = f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}"
-                writer.not_compared(job, archive, f"no sample was compared: {what}")
+                with base.foreign_code(self._failure):
+                    source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
+            except SourceError as error:  # the data may be elsewhere, and is not needed
+                writer.not_compared(job, archive, f"no sample was compared: {error}")
                 return False
             writer.check_open(replace(job, source=source), archive)
         except StaleCacheError as error:
@@ -124,6 +123,9 @@ class CachedFactory(Generic[P, T_co]):
                 base.warn(str(error))
             return self._on_stale == "rebuild"
         return False
+
+    def _failure(self, error: Exception) -> SourceError:
+        return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
 
     def _filled(
         self,

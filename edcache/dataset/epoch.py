@@ -32,7 +32,9 @@ What must never happen:
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -44,19 +46,14 @@ from typing_extensions import Self
 from edcache.base import Ints, OptionError, check_count, once, shown
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.orders import Drawn, RankOrder, RankSteps
+from edcache.dataset.orders import EpochDraws, RankOrder, RankSteps
 from edcache.dataset.selection import Selection
-from edcache.dataset.state import (
-    VERSION,
-    State,
-    archive_text,
-    check_fit,
-    check_shape,
-    digest,
-    view_text,
-)
+from edcache.dataset.state import VERSION, State, archive_text, check_fit, digest, view_text
 
 Uneven = Literal["repeat", "drop", "allow"]
+
+# Items behind the end of a pass. A rank with one item less than others learns of the end only there.
+ENDED = sys.maxsize
 
 
 class SamplerKeywords(TypedDict, total=False):
@@ -68,19 +65,20 @@ class SamplerKeywords(TypedDict, total=False):
     rank: int | None
 
 
+@dataclass
 class Pass:
     """Iteration over an epoch from the draw `start` of all ranks on. Only `taken` of this rank changes.
 
     Attributes:
         phase: "begun", also before its first draw. "loaded": it begins at the draw of a state. "named": set_epoch()
             named the epoch of a loaded one.
-        taken: the number of items that this rank has drawn.
+        taken: the number of items that this rank has drawn; ENDED behind the last one.
     """
 
-    def __init__(
-        self, epoch: int, start: int = 0, phase: Literal["begun", "loaded", "named"] = "begun"
-    ) -> None:
-        self.epoch, self.start, self.phase, self.taken = epoch, start, phase, 0
+    epoch: int
+    start: int = 0
+    phase: Literal["begun", "loaded", "named"] = "begun"
+    taken: int = 0
 
     def begun(self, is_complete: bool) -> Pass:
         """Return the pass of an iteration that begins."""
@@ -121,10 +119,9 @@ class EpochSampler(DistributedSampler[Any]):
         OptionError: an argument is out of range, or only one of num_replicas and rank is given; "global_batch_size=4
             for 8 ranks; give at least one sample for each".
 
-    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. After k draws each,
-    the ranks have drawn its beginning: of n ranks that begin at draw c of the epoch, rank r draws c + r, c + r + n, c +
-    r + 2n, ... So a state goes on exactly with any other number of ranks, batch size or workers. With
-    `global_batch_size` this holds in each step, whose first draw is c.
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. Of n ranks that
+    begin at draw c of the epoch, or of a step, rank r draws c + r, c + r + n, c + r + 2n, ... So a state goes on
+    exactly with any other number of ranks, batch size or workers.
 
     Each iteration that reaches its end advances to the next epoch. After one that stops early the next begins at the
     same draw: of the loaded state, or the first of the epoch. The end is the last draw, which the workers of a
@@ -162,11 +159,6 @@ class EpochSampler(DistributedSampler[Any]):
             )
         if num_replicas is not None:
             check_count("num_replicas", num_replicas)
-            if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
-                raise OptionError(
-                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}",
-                    option="rank",
-                )
         if not isinstance(seed, (int, np.integer)):
             raise OptionError(f"seed={seed!r}; give an integer", option="seed")
         if uneven not in ("repeat", "drop", "allow"):
@@ -182,16 +174,16 @@ class EpochSampler(DistributedSampler[Any]):
         self._num_replicas, self._rank = num_replicas, rank
         self._pass = Pass(0)
         # Options, seed and epoch with their draws: an array is made once an epoch.
-        self._last: tuple[Any, Drawn] | None = None
-        self._ds: Sized | None = ds
+        self._last: tuple[Any, EpochDraws] | None = None
+        self._ds = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
         if isinstance(ds, Readable):
             reading = reading_of(ds)
             self._archive, self._selections = archive_text(reading.root.readers), reading.selections()
-        self._check_ranks()
+        self._share(0, self.rank)  # checks the ranks; torch may know them only when an epoch begins
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_view": self._view, "_ds": None, "_selections": [], "_last": None}
+        return vars(self) | {"_last": None}
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -212,7 +204,7 @@ class EpochSampler(DistributedSampler[Any]):
 
         All ranks have the same, but for uneven="allow".
         """
-        return self._items(0, self.rank)
+        return len(self._share(0, self.rank))
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -264,7 +256,10 @@ class EpochSampler(DistributedSampler[Any]):
             batch_size = 1 if batch_size is None else batch_size
             check_count("batch_size", batch_size)
             taken = int(steps) * int(batch_size)
-        return self._state(self.epoch, self._consumed(self._pass.start, taken))
+        share = self._share(self._pass.start, 0)
+        return self._state(
+            self.epoch, self._count if taken >= len(share) else share.start + taken * share.each
+        )
 
     def load_state_dict(self, state: State) -> None:
         """Continue at the position of a `state_dict`, with its seed and any number of ranks.
@@ -279,7 +274,6 @@ class EpochSampler(DistributedSampler[Any]):
         state at the end of its epoch the next iteration is the next epoch. After `set_epoch` with its own number it is
         empty, so a loop from `state["epoch"]` on that sets each epoch repeats nothing.
         """
-        check_shape(state)
         check_fit(state, self._state(0, 0))
         self.seed = state["seed"]
         self._pass = Pass(state["epoch"], state["consumed"], "loaded")
@@ -303,45 +297,30 @@ class EpochSampler(DistributedSampler[Any]):
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)
-        check_count("epoch", self.epoch if epoch is None else epoch, 0)
-        ranks, rank = self.num_replicas, self.rank if rank is None else rank
-        if not 0 <= rank < ranks:
-            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
-        is_current = epoch is None or epoch == self.epoch
-        order = self._order(
-            self.epoch if epoch is None else epoch, self._pass.start if is_current else 0, rank
-        )
+        epoch = self.epoch if epoch is None else epoch
+        check_count("epoch", epoch, 0)
+        asked = self._pass if epoch == self.epoch else Pass(epoch)
+        order = self._order(asked, self.rank if rank is None else rank)
         steps = -(-len(order) // batch_size)
         if step >= steps:
             raise OptionError(f"step={step} of {steps:,} steps; give less", option="step")
-        return order.positions(step * batch_size, min((step + 1) * batch_size, len(order)))
-
-    def order(self, epoch: int | None = None) -> RankOrder:
-        """Return the draws of this rank in an epoch: a sequence of len(self). It does not advance the iteration.
-
-        Args:
-            epoch: the number of the epoch; None is the current one.
-        Returns:
-            order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it. If the sampler gives
-            lists, order[k] is an int64 array.
-        """
-        return self._order(self.epoch if epoch is None else epoch, 0, self.rank)
+        return order.positions(step * batch_size, (step + 1) * batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
         current, order = self.begin()
-        items = (item.tolist() for item in order) if order.gives_lists else iter(order)
         if isinstance(self._ds, Readable):
             reading = reading_of(self._ds)
+            items = order.items(is_seeded=reading.is_seeded)
             ahead = looking_ahead(reading, order.epoch, order.positions, len(order))
             items = items if ahead is None else ahead.follow(items, 1)
-            items = order.carried(items) if reading.is_seeded else items
+        else:
+            items = order.items(is_seeded=False)
         for taken, item in enumerate(items, 1):
             current.taken = taken
             yield item
-        # A rank with one item less knows of the end too.
-        current.taken = self._items(current.start)
+        current.taken = ENDED
 
     def begin(self) -> tuple[Pass, RankOrder]:
         """Begin an iteration without `iter`, as a loader does that takes many items at once.
@@ -350,12 +329,7 @@ class EpochSampler(DistributedSampler[Any]):
             The pass, whose `taken` the caller sets to the number of items that it took, and the items.
         """
         self._pass = self._pass.begun(self._is_complete)
-        return self._pass, self._order(self.epoch, self._pass.start, self.rank)
-
-    def end(self, current: Pass) -> None:
-        """Go on to the next epoch behind a pass, unless another pass replaced it."""
-        if current is self._pass:
-            self.set_epoch(current.epoch + 1)
+        return self._pass, self._order(self._pass, self.rank)
 
     def check_loader(self, samples: int, batch_size: int | None) -> None:
         """Check that the items fit a loader.
@@ -376,7 +350,7 @@ class EpochSampler(DistributedSampler[Any]):
                 option="batch_size",
             )
         # The dataset of the sampler may have grown, or the order may be of its first samples.
-        if self._ds is not None and self._samples != samples != len(self._ds):
+        if self._samples != samples != len(self._ds):
             made_of = f"the sampler was made of a dataset of {len(self._ds):,} samples"
             text = f"{made_of}, this one has {samples:,}; make it of this one"
             raise OptionError(text, option="sampler")
@@ -384,41 +358,25 @@ class EpochSampler(DistributedSampler[Any]):
     @property
     def _is_complete(self) -> bool:
         start, taken = self._pass.start, self._pass.taken
-        # At the draw of a state, another rank may have a draw left when this one has none.
-        rank = self.rank if self._pass.phase == "begun" else None
-        return start + taken > 0 and taken >= self._items(start, rank)
-
-    @property
-    def _each(self) -> int:
-        """Draws of all ranks while each takes an item."""
-        return self.num_replicas if self.global_batch_size is None else self.global_batch_size
-
-    def _items(self, start: int, rank: int | None = None) -> int:
-        """Count the items of a rank from a draw on; None is a rank with most."""
-        whole, rest = divmod(self._count - start, self._each)
-        first = rank if self.uneven == "allow" and rank is not None else 0
-        return whole + (self.uneven != "drop" and first < rest)
-
-    def _consumed(self, start: int, taken: int) -> int:
-        """Count the draws of all ranks, when each has taken `taken` items from a draw on."""
-        return self._count if taken >= self._items(start) else start + taken * self._each
+        # At the draw of a state, another rank may have a draw left when this one has none. Rank 0 has most.
+        rank = self.rank if self._pass.phase == "begun" else 0
+        return start + taken > 0 and taken >= len(self._share(start, rank))
 
     def _state(self, epoch: int, consumed: int) -> State:
-        state = {
+        data = {"data": self._digest} if self._arrays else {}
+        return {
             "version": VERSION,
             "order": type(self).__name__,
             "archive": self._archive,
-            "seed": self.seed,
-            "epoch": epoch,
             "samples": self._samples,
             "view": self._view,
-            "length": self._count,
-            "consumed": consumed,
             **self._options(),
+            **data,
+            "length": self._count,
+            "seed": self.seed,
+            "epoch": epoch,
+            "consumed": consumed,
         }
-        if self._arrays:
-            state["data"] = self._digest
-        return state
 
     @once
     def _view(self) -> str:
@@ -432,28 +390,43 @@ class EpochSampler(DistributedSampler[Any]):
         """Return the parameters of the order, beside seed, epoch, length and arrays: as JSON has them."""
         return {}
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         """Return the draws of all ranks together: as many as `count`."""
         raise NotImplementedError
 
-    def _order(self, epoch: int, start: int, rank: int) -> RankOrder:
-        """Return the items of a rank from a draw on."""
-        self._check_ranks()
-        key, last = (self.seed, epoch, self._options()), self._last
-        if last is None or last[0] != key:
-            last = self._last = key, self._drawn(epoch)
-        stop = self._count if self.uneven == "allow" else start + self._items(start) * self._each
-        share = RankSteps(self._count, start, stop, self._each, rank, self.num_replicas)
-        return RankOrder(epoch, last[1], share, gives_lists=self._gives_lists, may_repeat=self._may_repeat)
-
-    def _check_ranks(self) -> None:
-        """Raise OptionError for too many ranks, which may be known only when an epoch begins."""
+    def _share(self, start: int, rank: int) -> RankSteps:
+        """Return the share of a rank in the draws from `start` on; OptionError if it has none."""
         size, ranks = self.global_batch_size, self.num_replicas
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < ranks:
+            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
         if size is not None and size < ranks:
             raise OptionError(
                 f"global_batch_size={size} for {ranks} ranks; give at least one sample for each",
                 option="global_batch_size",
             )
+        each, stop = ranks if size is None else size, self._count
+        rest = (stop - start) % each
+        if self.uneven == "drop":
+            stop -= rest
+        elif self.uneven == "repeat" and rest:
+            stop += each - rest
+        return RankSteps(self._count, start, stop, each, rank, ranks)
+
+    def _order(self, asked: Pass, rank: int) -> RankOrder:
+        """Return the items of a rank in a pass."""
+        key, last = (self.seed, asked.epoch, self._options()), self._last
+        if last is None or last[0] != key:
+            last = self._last = key, self._drawn(asked.epoch)
+        share = self._share(asked.start, rank)
+        return RankOrder(asked.epoch, last[1], share, self._gives_lists, self._may_repeat)
+
+
+def draws_of(num_samples: int | None, default: int) -> int:
+    """Return the number of draws in an epoch that a user asks for."""
+    if num_samples is None:
+        return default
+    check_count("num_samples", num_samples)
+    return int(num_samples)
 
 
 def _is_distributed() -> bool:

@@ -1,4 +1,4 @@
-"""`Readable`: what every dataset and view has: samples by position, batches, labels, state."""
+"""`Readable`: what every dataset and view has: samples by position, batches, labels, transforms, state."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from edcache import base, display
-from edcache.base import EdcacheError, Ints, OptionError
-from edcache.dataset.root import Archive, Reading
+from edcache.base import EdcacheError, Ints, OptionError, Transform, checked_function
+from edcache.dataset.root import Archive, Reading, SampleRoot, set_transform
 from edcache.format import Failure
 from edcache.labels import Labels
-from edcache.reader import Batch, FieldPath, Reader
+from edcache.reader import Batch
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -31,6 +31,7 @@ class Readable(Dataset[T_co]):
     """
 
     _reading: Reading
+    _of: Readable[Any] | None = None  # the dataset of a view
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -116,6 +117,58 @@ class Readable(Dataset[T_co]):
         """
         return self._reading.whole.array()
 
+    @property
+    def transform(self) -> Transform:
+        """Function that is called for every sample at every read, or None. It may be set at any time.
+
+        Views use the one of their dataset too, before their own, and a view that was made from another one before does
+        not change. Running workers of a DataLoader keep the transform that they started with.
+        """
+        return self._changing.transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        set_transform(self._changing, function)
+
+    @property
+    def _changing(self) -> Reading | SampleRoot:
+        """Owner of a transform that is set here: a view, or the root of a dataset."""
+        return self._reading.root if self._of is None else self._reading
+
+    @property
+    def batch_transform(self) -> Transform:
+        """Function that is called for every collated batch, also of views; or None.
+
+        It may be set at any time, of a dataset that is no view.
+        """
+        return self._reading.root.batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        if self._of is not None:
+            raise OptionError(
+                f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
+            )
+        self._reading.root.batch_transform = checked_function("batch_transform", function)
+
+    @property
+    def complete(self) -> bool:
+        """True if every archive is sealed, and each of its samples has a record or is recorded as absent for good.
+
+        A view has the answer of its dataset.
+        """
+        return all(reader.complete for reader in self._reading.root.readers)
+
+    def close(self) -> None:
+        """Publish pending samples of lazy caches, and close the archives, for all views of them; idempotent."""
+        self._reading.root.close()
+
+    def __enter__(self) -> typing_extensions.Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def batch(self, indices: Sequence[int]) -> Any:
         """Collate the samples at some positions.
 
@@ -153,20 +206,6 @@ def runs_functions(reading: Reading) -> bool:
     return reading.has_transform or any(map(runs_functions, reading.root.parts))
 
 
-def info_of(reader: Reader) -> dict[str, Any]:
-    """Return the state of an archive; see `CachedDataset.info`."""
-    session = reader.session
-    return {
-        "path": reader.path,
-        "samples": session.length,
-        "present": session.index.present,
-        "sealed": session.sealed,
-        "labels": [*dict(session.label_columns)],
-        "nbytes": session.size,
-        **session.memory(),
-    }
-
-
 def warn_of_absent(reading: Reading, asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
     """Warn once if samples are left out because a lazy cache does not know their labels yet.
 
@@ -184,16 +223,3 @@ def warn_of_absent(reading: Reading, asked_by: str, columns: str, chosen: Any = 
     if absent.any():
         text = f"{np.count_nonzero(absent):,} of {len(reading):,} samples, which have no record yet"
         base.warn(f"{asked_by} leaves out {text}; warmup() first", once=(archive.path, "absent"))
-
-
-def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
-    """Map label columns to the field of the samples that they repeat.
-
-    A column that an archive lacks, or takes from another field, is left out.
-    """
-    first, *others = (reader.session.original_labels for reader in readers)
-    return {
-        name: path
-        for name, path in first.items()
-        if path is not None and all(name in other and other[name] == path for other in others)
-    }

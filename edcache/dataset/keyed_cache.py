@@ -38,9 +38,8 @@ V = TypeVar("V")
 _CLAIMS = 1 << 40
 # Held from the look for other processes until the archive is closed: of two that close at once the second seals.
 _CLOSING = _CLAIMS
-_QUEUE = format.LOCK_CLAIM + _CLAIMS + 1
-# More claims are one lock: the kernel walks all locks of a file for each. 1,024 take 6 ms, of four processes at once
-# 0.1 s; four times as many 0.08 s and 2.5 s.
+# Keys that are computed, and locked, at a time: the kernel walks all locks of a file for each. 1,024 take 6 ms, of four
+# processes at once 0.1 s; four times as many 0.08 s and 2.5 s.
 _MOST_LOCKS = 1 << 10
 # A seal takes 65 bytes of the file for each value, a chunk 4 KiB or more; opening reads a chunk behind the seal in
 # 0.1 ms. Of values that are added one by one, the seals then take about as much as the chunks, and opening 0.1 s.
@@ -63,7 +62,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
-    """KeyedSession by key, each computed once, in one archive that any number of processes of this host share.
+    """Values by key, each computed once, in one archive that any number of processes of this host share.
 
     Args:
         path: the archive. It is made if it is not there. `CachedDataset.from_cache(path)` opens it, with the keys as
@@ -79,7 +78,7 @@ class KeyedCache:
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
-    Cost: a new value takes some 8 KiB of the file beside its bytes; values of one `get_many` share them.
+    Cost: a new value takes some 8 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
 
     >>> cache = edcache.KeyedCache("embeddings.zip")
     >>> embedding = cache.get_or_create(prompt, lambda: encode(prompt))
@@ -115,9 +114,9 @@ class KeyedCache:
     def get_many(self, keys: Iterable[Any], create: Callable[[list[Any]], Iterable[V]]) -> list[V]:
         """Return the values of keys, in their order; the missing ones are computed and stored together.
 
-        create: a function of the list of missing keys, each once, that returns their values in the same order. If it
-        gives them one by one and raises, the ones before are stored.
-        While it computes more than 1,024, other processes wait with values of theirs. Raises: as `get_or_create`.
+        create: a function of a list of missing keys that returns their values in the same order. It gets each key
+        once, and 1,024 at most in a call. If it gives values one by one and raises, the ones before are stored.
+        Raises: as `get_or_create`.
         """
         keys = list(keys)
         archive, stored = self._session(), stored_keys(keys)
@@ -346,6 +345,12 @@ class KeyedSession:
 
     def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
+        keys = list(given)
+        for start in range(0, len(keys), _MOST_LOCKS):
+            self._add({key: given[key] for key in keys[start : start + _MOST_LOCKS]}, create)
+
+    def _add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+        """Compute and store values under their claims."""
         begun: set[tuple[str, Key]] = vars(_of_thread).setdefault("begun", set())
         for key in given:
             if (self._path, key) in begun:
@@ -418,41 +423,29 @@ class _Claims:
     A lock of the kernel is of the open file, which all threads share: so threads wait for each other here, and
     processes by the lock. Everyone takes claims in rising order, so no two wait for each other. A value that is made
     of other values breaks that order: its thread waits some seconds for a claim below its own, and goes on without it.
-    A call with many keys locks all claims at once, before its first one: other processes wait for it, and threads of
-    this process go on.
     """
 
     def __init__(self, file: File) -> None:
         self._file = file
         self._turn = threading.Condition()
-        self._held: dict[
-            int, tuple[threading.Thread, object]
-        ] = {}  # by claim the call that has it, with its thread
-        self._wholes = 0  # calls that rely on the lock of all claims
+        # By claim the call that has it, with its thread.
+        self._held: dict[int, tuple[threading.Thread, object]] = {}
 
     @contextmanager
     def holding(self, claims: list[int]) -> Iterator[None]:
         """Hold claims, which rise, for the block."""
         call = threading.current_thread(), object()
-        has_all = False
+        limit = time.monotonic() + _SECONDS
+        with self._turn:
+            last = max((claim for claim, held in self._held.items() if held[0] is call[0]), default=-1)
         try:
-            if len(claims) > _MOST_LOCKS:
-                has_all = self._takes_all()
-            elif not self._held:
-                with self._file.locked(_QUEUE):
-                    pass
-            with self._turn:
-                last = max((claim for claim, held in self._held.items() if held[0] is call[0]), default=-1)
-            limit = time.monotonic() + _SECONDS
             for claim in claims:
-                self._take(claim, call, has_all, None if claim > last else limit)
+                self._take(claim, call, None if claim > last else limit)
             yield
         finally:
-            self._free(call, claims, has_all)
+            self._free(call, claims)
 
-    def _take(
-        self, claim: int, call: tuple[threading.Thread, object], has_all: bool, limit: float | None
-    ) -> None:
+    def _take(self, claim: int, call: tuple[threading.Thread, object], limit: float | None) -> None:
         """Wait for a claim, until `limit` at the longest. A thread that has ended holds none."""
         with self._turn:
             while (held := self._held.get(claim)) is not None and held[0].is_alive():
@@ -461,56 +454,17 @@ class _Claims:
                 self._turn.wait(_POLL_SECONDS)
             self._held[claim] = call
         place = format.LOCK_CLAIM + claim
-        if limit is None and not has_all:
+        if limit is None:
             self._file.lock(place)
-        while not has_all and limit is not None and not self._file.try_lock(place):
+        while limit is not None and not self._file.try_lock(place):
             if time.monotonic() > limit:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _takes_all(self) -> bool:
-        """Lock all claims. Returns False, and locks none, if this process holds single ones.
-
-        Another process that waits for these may hold what this one would need.
-        """
+    def _free(self, call: tuple[threading.Thread, object], claims: list[int]) -> None:
         with self._turn:
-            if self._wholes or self._held:
-                self._wholes += self._wholes > 0
-                return self._wholes > 0
-        # Others take no first claim meanwhile; else there might always be one.
-        with self._file.locked(_QUEUE), base.on_error(self._free_others):
-            while not self._has_locked_all():
-                pass
-        return True
-
-    def _has_locked_all(self) -> bool:
-        """Wait for the lock of all claims; False if another thread freed some of them meanwhile."""
-        self._file.lock(format.LOCK_CLAIM, _CLAIMS)
-        with self._turn:
-            is_whole = self._file.try_lock(format.LOCK_CLAIM, _CLAIMS)
-            self._wholes += is_whole
-            if not is_whole:
-                self._free_others()
-        return is_whole
-
-    def _free(self, call: tuple[threading.Thread, object], claims: list[int], has_all: bool) -> None:
-        with self._turn:
-            held = [claim for claim in claims if self._held.get(claim) is call]
-            for claim in held:
-                del self._held[claim]
-            self._turn.notify_all()
-            self._wholes -= has_all
-            if has_all:
-                self._free_others()
-            elif not self._wholes:
-                for claim in held:
+            for claim in claims:
+                if self._held.get(claim) is call:
+                    del self._held[claim]
                     self._file.unlock(format.LOCK_CLAIM + claim)
-
-    def _free_others(self) -> None:
-        """Free all claims that no thread holds, unless a call relies on them."""
-        with self._turn:
-            start = 0
-            for claim in [] if self._wholes else [*sorted(self._held), _CLAIMS]:
-                if claim > start:  # a lock of no bytes is one of all that follow
-                    self._file.unlock(format.LOCK_CLAIM + start, claim - start)
-                start = claim + 1
+            self._turn.notify_all()

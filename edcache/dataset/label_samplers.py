@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, check_count, described
-from edcache.dataset.epoch import EpochSampler, SamplerKeywords
+from edcache.base import Ints, OptionError, check_count, shown
+from edcache.dataset.epoch import EpochSampler, SamplerKeywords, draws_of
 from edcache.dataset.indexing import Readable, reading_of, warn_of_absent
-from edcache.dataset.orders import Drawn
+from edcache.dataset.orders import Batches, EpochDraws
 from edcache.dataset.permutation import stream
-from edcache.dataset.selection import Selection
 from edcache.dataset.split import grouped
-from edcache.dataset.state import State
 from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
 
@@ -64,16 +62,12 @@ class Balanced(EpochSampler):
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
         self._members, self._starts = self._arrays = by_class(column_of(ds, label))
-        if num_samples is not None:
-            check_count("num_samples", num_samples)
-            if not len(self._members):
-                raise OptionError(
-                    f"num_samples={num_samples}, and no sample has a class to draw from", option="num_samples"
-                )
-        count = len(self._members) if num_samples is None else num_samples
-        super().__init__(ds, count, seed, **keywords)
+        if num_samples and not len(self._members):
+            text = "and no sample has a class to draw from"
+            raise OptionError(f"num_samples={num_samples}, {text}", option="num_samples")
+        super().__init__(ds, draws_of(num_samples, len(self._members)), seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         random, sizes = stream(self.seed, epoch), np.diff(self._starts)
         rounds = -(-self._count // max(len(sizes), 1))
         # In column k the draws of class k: orders of its samples, one after the other.
@@ -86,7 +80,7 @@ class Balanced(EpochSampler):
             members[:, classes] = self._members[places].T
         turns = permuted_rows(random, rounds, len(sizes))
         drawn = np.take_along_axis(members, turns, axis=1).reshape(-1)
-        return Drawn(Selection(drawn[: self._count]))
+        return drawn[: self._count]
 
 
 class Weighted(EpochSampler):
@@ -99,7 +93,7 @@ class Weighted(EpochSampler):
         num_samples: the number of draws in an epoch, by all ranks together. None is len(ds).
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError: 'weight of sample 17 is nan; ...'.
+        OptionError: "weights from -1.0 up that sum to 6.0; ..."; a sample has no weight.
 
     It takes any number of samples; torch's takes at most 2**24. A sample may be drawn again in an epoch: a view takes
     each once, `ds[numpy.random.default_rng(0).choice(len(ds), 100, replace=False, p=weights / weights.sum())]`.
@@ -119,28 +113,24 @@ class Weighted(EpochSampler):
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
         values = numbers_of(ds, weights).astype(np.float64)
-        wrong = ~(np.isfinite(values) & (values >= 0))
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise OptionError(f"weight of sample {at} is {values[at]}; weights are finite and not negative")
-        if num_samples is not None:
-            check_count("num_samples", num_samples)
         self._sums = np.cumsum(values)
         self._arrays = [self._sums]
-        count = len(values) if num_samples is None else num_samples
-        total = self._sums[-1] if len(values) else 0.0
+        count = draws_of(num_samples, len(values))
+        least, total = values.min(initial=0), self._sums[-1] if len(values) else 0.0
         # A draw below a smaller sum would be rounded up to it.
-        if count and not sys.float_info.min <= total < math.inf:
-            raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
+        if count and not (least >= 0 and sys.float_info.min <= total < math.inf):
+            raise OptionError(
+                f"weights from {least} up that sum to {total}; give finite ones of 0 or more, some above 0"
+            )
         super().__init__(ds, count, seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         numbers = stream(self.seed, epoch).random_sample(self._count)
         # In nearly rising order, for the processor's cache. numpy sorts 16 bits eight times as fast as floats.
         rising = np.argsort((numbers * (1 << 16)).astype(np.uint16), kind="stable")
         drawn = np.empty(self._count, np.int64)
         drawn[rising] = np.searchsorted(self._sums, numbers[rising] * self._sums[-1:], side="right")
-        return Drawn(Selection(drawn))
+        return drawn
 
 
 class ByLength(EpochSampler):
@@ -153,13 +143,10 @@ class ByLength(EpochSampler):
         max_tokens: used instead of batch_size. It is the largest size of a padded batch: the number of its samples
             times the length of the longest.
         global_batch_size: used instead of both. It is the number of samples in a batch of all ranks together, which
-            they share. A last, smaller batch has the shortest samples.
-        shuffle: True mixes the samples within their bucket, and the order of batches. False begins with
-            the longest samples.
+            they share. A last, smaller batch has the shortest samples; uneven="drop" leaves it out.
         bucket: the factor by which lengths in a bucket may differ, at least 1. The padding of a batch is less than 1 -
             1 / bucket, unless a bucket has too few samples for a batch. A larger factor mixes more.
-        seed, uneven, num_replicas, rank: as in `EpochSampler`; the ranks divide batches. uneven="drop" also leaves out
-            a last batch that is not full, which has the shortest samples.
+        seed, uneven, num_replicas, rank: as in `EpochSampler`; the ranks divide batches.
     Raises:
         OptionError: 'sample 3 has length 600, max_tokens=512; ...'; not exactly one of batch_size, max_tokens and
             global_batch_size is given; the lengths are not integers.
@@ -180,7 +167,6 @@ class ByLength(EpochSampler):
         ds: Sized,
         lengths: LabelOrValues,
         batch_size: int | None = None,
-        shuffle: bool = True,
         seed: int = 0,
         bucket: float = 1.1,
         *,
@@ -206,39 +192,25 @@ class ByLength(EpochSampler):
             raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
         rising = np.argsort(values, kind="stable")
         self._sorted = rising[::-1].copy()
-        self.shuffle = shuffle
-        starts, buckets, size = [np.empty(0, np.int64)], [], 0
-        for begin, end, size in _buckets(values[rising], batch_size or global_size, max_tokens, bucket):
-            starts.append(np.arange(begin, end, size))
-            buckets.append(begin)
-        self._bounds = np.concatenate((*starts, [len(values)]))
-        self._buckets = np.array([*buckets, len(values)])
+        buckets = [*_buckets(values[rising], batch_size or global_size, max_tokens, bucket)]
+        self._bounds = np.concatenate([*(np.arange(*each) for each in buckets), [len(values)]])
+        self._buckets = np.array([*(begin for begin, _, _ in buckets), len(values)])
         self._arrays = [self._sorted, self._bounds, self._buckets]
-        count = len(self._bounds) - 1
-        if global_size is not None:
-            count = len(values)
-        elif keywords.get("uneven") == "drop" and count and self._bounds[-1] - self._bounds[-2] < size:
-            count -= 1
+        count = len(self._bounds) - 1 if global_size is None else len(values)
         super().__init__(ds, count, seed, **keywords)
         self._gives_lists = True
 
-    def _drawn(self, epoch: int) -> Drawn:
-        size, bounds, positions = self.global_batch_size, self._bounds, self._sorted
-        if self.shuffle:
-            random, positions = stream(self.seed, epoch), positions.copy()
-            for begin, end in itertools.pairwise(self._buckets.tolist()):
-                random.shuffle(positions[begin:end])
-            # A batch that is left out, and a last step of all ranks that is not full, stay at the end.
-            batches = np.arange(len(bounds) - 1)
-            random.shuffle(batches[: self._count if size is None else self._count // size])
-            lengths = np.diff(bounds)[batches]
-            moved = np.append(0, np.cumsum(lengths))
-            sources = np.repeat(bounds[batches] - moved[:-1], lengths) + np.arange(len(positions))
-            positions, bounds = positions[sources], moved
-        return Drawn(Selection(positions), bounds if size is None else None)
-
-    def _options(self) -> State:
-        return {"shuffle": int(self.shuffle)}
+    def _drawn(self, epoch: int) -> EpochDraws:
+        size, random, positions = self.global_batch_size, stream(self.seed, epoch), self._sorted.copy()
+        for begin, end in itertools.pairwise(self._buckets.tolist()):
+            random.shuffle(positions[begin:end])
+        # A last step of all ranks that is not full stays at the end.
+        batches = np.arange(len(self._bounds) - 1)
+        random.shuffle(batches[: None if size is None else self._count // size])
+        lengths = np.diff(self._bounds)[batches]
+        bounds = np.append(0, np.cumsum(lengths))
+        sources = np.repeat(self._bounds[batches] - bounds[:-1], lengths) + np.arange(len(positions))
+        return Batches(positions[sources], bounds) if size is None else positions[sources]
 
 
 def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Ints:
@@ -289,45 +261,45 @@ def column_of(ds: Sized, column: LabelOrValues) -> npt.NDArray[Any]:
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
     if isinstance(column, str) and isinstance(ds, Readable):
         warn_of_absent(reading_of(ds), "a sampler by labels", column)
-    try:
-        values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
-    except ValueError as error:
-        raise OptionError(f"{described(column)}: {error}; give one value for each sample") from error
-    if values.ndim != 1:
-        raise OptionError(f"{_named(column)} of shape {list(values.shape)}; give one value for each sample")
-    if len(values) != len(ds):
-        raise OptionError(f"{len(values):,} values for {len(ds):,} samples; give one for each")
+    values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
+    if values.shape != (len(ds),):
+        shape = f"{_named(column)} of shape {list(values.shape)} for {len(ds):,} samples"
+        raise OptionError(f"{shape}; give one value for each sample")
     return values
 
 
 def numbers_of(ds: Sized, column: LabelOrValues) -> npt.NDArray[Any]:
     """Return one number per sample, none missing: [len(ds)], integers, floats or bools."""
     values = column_of(ds, column)
-    missing = _is_missing(values)
-    if missing.any():
-        at = int(missing.argmax())
-        raise OptionError(
-            f"{_named(column)}: sample {at} has no value; filter() such samples out, or give an array"
-        )
-    if values.dtype == object:
-        # Such are the labels of a view without missing values.
-        listed = values.tolist()
-        if all(isinstance(value, (int, float)) for value in listed):
-            values = np.array(listed, None if listed else np.int64)
-    if values.dtype.kind not in "iufb":
+    if not len(values):
+        return np.empty(0, np.int64)
+    arrow = _in_arrow(values)
+    at = arrow.is_null(nan_is_null=True).index(True).as_py()
+    if at >= 0:
+        text = "has no value; filter() such samples out, or give an array"
+        raise OptionError(f"{_named(column)}: sample {at} {text}")
+    numbers: npt.NDArray[Any] = arrow.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind not in "iufb":
         raise OptionError(f"{_named(column)} of {values.dtype}; give numbers")
-    return values
+    return numbers
 
 
 def _named(column: LabelOrValues) -> str:
     return f'label "{column}"' if isinstance(column, str) else "an array"
 
 
-def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mark missing values: None, nan or NaT, by dtype."""
-    if values.dtype == object:
-        return np.fromiter((value is None for value in values.tolist()), bool, len(values))
-    return np.asarray(values != values)
+def _in_arrow(values: npt.NDArray[Any]) -> pa.Array:
+    """Convert values to Arrow. None and NaT are missing, and nan beside values that are no floats."""
+    wanted = "give single values of one type"
+    try:
+        is_exact = fits_arrow(values)
+        # In an array of floats a search for nan takes ten times as long as all else.
+        arrow = pa.array(values if is_exact else values.astype(object), from_pandas=not is_exact)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError) as error:
+        raise OptionError(f"values such as {shown(values[0])}: {error}; {wanted}") from error
+    if pa.types.is_nested(arrow.type):
+        raise OptionError(f"values such as {shown(values[0])}; {wanted}")
+    return arrow
 
 
 def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
@@ -335,15 +307,8 @@ def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
     Numbers and times come by rising class, others as they appear.
     """
-    exact = values if fits_arrow(values) else values.astype(object)
-    try:
-        column = pa.array(exact, from_pandas=True)
-        codes, classes = classes_of(comparable(pa.chunked_array([column])))
-    except (pa.ArrowException, UnicodeEncodeError) as error:
-        raise OptionError(
-            f"classes of {type(values[0]).__name__}: {error}; give single values of one type"
-        ) from error
-    kept = [code for code, value in enumerate(classes) if value is not None]
+    codes, classes = classes_of(comparable(pa.chunked_array([_in_arrow(values)])))
+    kept = [code for code, value in enumerate(classes) if value is not None and value == value]
     if values.dtype.kind in "iufbmM":
         kept.sort(key=classes.__getitem__)
     numbers = np.full(len(classes), len(kept), np.min_scalar_type(len(kept)))

@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.base import MissingDependencyError, OptionError, check_count
 from edcache.dataset.ahead import looking_ahead
-from edcache.dataset.epoch import EpochSampler
+from edcache.dataset.epoch import ENDED, EpochSampler
 from edcache.dataset.indexing import Readable, batch_of, reading_of
-from edcache.dataset.orders import RankOrder
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
 from edcache.reader import Memory, fresh
@@ -36,7 +35,6 @@ _Made = tuple[list[Any], BaseException | None]
 
 # A task makes as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
-_WORTH_A_SLICE = 1 << 14
 
 
 class Loader:
@@ -72,11 +70,11 @@ class Loader:
         self._asked_device = device
         self._memory: Memory = pinned if pin_memory else fresh
         self._reading = reading_of(dataset)
+        if sampler is not None and shuffle:
+            text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
+            raise OptionError(text, option="shuffle")
         if sampler is not None:
-            if shuffle:
-                text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
-                raise OptionError(text, option="shuffle")
-            self.sampler = _sampler_of(dataset, sampler, batch_size)
+            self.sampler = sampler
         elif shuffle:
             seed = int(torch.randint(1 << 62, ())) if seed is None else seed
             self.sampler = Shuffle(dataset, seed, num_replicas=1, rank=0)
@@ -87,26 +85,32 @@ class Loader:
         elif drop_last:
             text = "drop_last=True needs a batch_size; here the sampler makes the batches"
             raise OptionError(text, option="drop_last")
+        self._passes: EpochSampler | Foreign
+        if isinstance(self.sampler, EpochSampler):
+            self._passes = self.sampler
+            self._passes.check_loader(len(dataset), batch_size)
+        else:
+            self._passes = Foreign(self.sampler, gives_lists=batch_size is None)
         self._device: torch.device | None = None
-        self._is_split = True
+        self._can_split = True
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
-        count, epoch = len(self.dataset), self.sampler.epoch
+        count, epoch = len(self.dataset), self._passes.epoch
         return f"Loader({count:,} samples, batch_size={self.batch_size}, epoch {epoch})"
 
     @property
-    def batch_sampler(self) -> EpochSampler | None:
+    def batch_sampler(self) -> Iterable[Any] | None:
         """Sampler, if it gives batches; else None."""
         return self.sampler if self.batch_size is None else None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch; TypeError if the sampler has no length."""
-        return len(self._starts(len(self.sampler)))
+        return len(self._starts(len(self._passes)))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, at its start or at the draw of a loaded state."""
-        self.sampler.set_epoch(epoch)
+        self._passes.set_epoch(epoch)
 
     def state_dict(self) -> State:
         """Return the position behind the batches that were handed out, as plain numbers and strings.
@@ -117,28 +121,33 @@ class Loader:
         Raises:
             OptionError: the sampler is not of `edcache.samplers`; it keeps its own state.
         """
-        return self.sampler.state_dict()
+        return self._stateful().state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Begin the next iteration at the position of a `state_dict`, with any batch size and ranks.
 
         Arguments and errors are as of `edcache.samplers.Shuffle.load_state_dict`.
         """
-        self.sampler.load_state_dict(state)
+        self._stateful().load_state_dict(state)
+
+    def _stateful(self) -> EpochSampler:
+        if isinstance(self._passes, Foreign):
+            kind = type(self.sampler).__name__
+            raise OptionError(f"{kind} is no sampler of edcache.samplers; save its own state, if it has one")
+        return self._passes
 
     def __iter__(self) -> Iterator[Any]:
-        current, order = self.sampler.begin()
+        current, order = self._passes.begin()
         starts = self._starts(len(order))
-        batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
+        batches: Iterator[Any] = order.batches(starts.step, is_seeded=self._reading.is_seeded)
+        batches = itertools.islice(batches, len(starts))
         ahead = looking_ahead(self._reading, order.epoch, order.positions, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
-        if self._reading.is_seeded:
-            batches = order.carried(batches)
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = len(order) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
-        self._is_split = True  # until a large batch cannot be split into small ones
+        self._can_split = True  # until a large batch cannot be split into small ones
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
@@ -147,7 +156,7 @@ class Loader:
                 ahead.begin()
             current.taken = taken
             yield batch
-        self.sampler.end(current)
+        current.taken = ENDED
 
     def _starts(self, items: int) -> range:
         """Return the first item of each batch in an order."""
@@ -205,7 +214,7 @@ class Loader:
     def _at_once(self, burst: list[Any]) -> Iterable[Any] | None:
         """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
         # torch counts who holds page-locked memory by its storage, which parts would not have in common.
-        if len(burst) == 1 or self.batch_size is None or not self._is_split or self._memory is pinned:
+        if len(burst) == 1 or self.batch_size is None or not self._can_split or self._memory is pinned:
             return None
         try:
             # Draws are lists: an array would lose their epochs.
@@ -213,7 +222,7 @@ class Loader:
             batches = batch_of(self.dataset, draws).collated_by(self.batch_size, self._memory)
         except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
-        self._is_split = batches is not None
+        self._can_split = batches is not None
         return batches
 
     def _one_by_one(self, burst: list[Any]) -> Iterable[Any]:
@@ -249,14 +258,6 @@ class Loader:
         return batch
 
 
-def _sampler_of(dataset: Readable[Any], sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
-    """Return a user's sampler, in a `Foreign` unless it is of edcache; OptionError if it does not fit."""
-    if not isinstance(sampler, EpochSampler):
-        return Foreign(dataset, sampler, gives_lists=batch_size is None)
-    sampler.check_loader(len(dataset), batch_size)
-    return sampler
-
-
 def _check_device(device: torch.device | str | None) -> None:
     if device is not None and torch.device(device).type == "xla":
         try:
@@ -265,14 +266,6 @@ def _check_device(device: torch.device | str | None) -> None:
             raise MissingDependencyError(
                 f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
             ) from None
-
-
-def _slice_order(order: RankOrder, starts: range) -> Iterator[Ints]:
-    """Cut an order at each start; many at a time, since a cut takes a dozen calls of numpy."""
-    many = max(_WORTH_A_SLICE // starts.step, 1)
-    for part in (starts[k : k + many] for k in range(0, len(starts), many)):
-        positions = order[part.start : part.stop]
-        yield from (positions[k : k + starts.step] for k in range(0, len(positions), starts.step))
 
 
 def work_alone(before: int) -> None:

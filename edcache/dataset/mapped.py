@@ -57,6 +57,7 @@ _LEAST_THREADS: Final = 2
 
 
 @takes(CacheOptions, without=("batch_size",))
+@base.cut_traceback
 def map(  # type: ignore[misc]  # it has a batch_size of its own
     fn: Function,
     source: Any,

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Ty
 import numpy as np
 
 from edcache import base, format, identity, storage, writer
-from edcache.base import ArchiveNotFoundError, OptionError, StaleArchiveError, StaleCacheError, described
+from edcache.base import (
+    ArchiveNotFoundError,
+    OptionError,
+    SourceError,
+    StaleArchiveError,
+    StaleCacheError,
+    described,
+)
 from edcache.dataset.keyed_cache import KeyedCache, options_of, session_of
 from edcache.format import Key, stored_keys
 
@@ -112,9 +119,10 @@ class Memoized(Generic[P, V]):
         record, schema = session.record(found)
         stored, kind = (schema, bytes(record)), session.codec
         try:
-            again = identity.recompute([lambda: self._function(*args, **kwargs)], kind, 2, stored)
-        except Exception as error:  # noqa: BLE001 - of the user's code: the kept result is returned
-            base.warn(f"{self.cache.path}: the code of {names} changed since, and raised {error!r:.200}")
+            with base.foreign_code(lambda error: SourceError(f"raised {error!r:.200}")):
+                again = identity.recompute([lambda: self._function(*args, **kwargs)], kind, 2, stored)
+        except SourceError as error:  # the kept result is returned
+            base.warn(f"{self.cache.path}: the code of {names} changed since, and {error}")
             return
         other = identity.find_other(stored, again, None, kind, True)
         if other is not None:

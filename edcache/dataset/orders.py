@@ -8,30 +8,36 @@ ranks, and no two ranks have a draw in common. The first draws come again where 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import Ints
-from edcache.dataset.selection import Selection
-from edcache.dataset.transforms import drawn
+from edcache.dataset.transforms import Draw
 
 # Items that are computed at once.
 _BLOCK = 1 << 13
 
 
-class Drawn(NamedTuple):
-    """Draws of an epoch by all ranks together, in order.
+class EpochDraws(Protocol):
+    """Draws of an epoch by all ranks together, by their numbers: an array, a `Selection`, or `Batches`."""
 
-    bounds: None if draw k is positions[k]; else int64 [n + 1], and draw k is the batch
-    positions[bounds[k]:bounds[k + 1]].
-    """
+    def take(self, numbers: Ints, /) -> Any:
+        """Return the positions of some draws: int64 [n]."""
 
-    positions: Selection
-    bounds: Ints | None = None
+
+class Batches(NamedTuple):
+    """Draws of whole batches: draw k is positions[bounds[k]:bounds[k + 1]]."""
+
+    positions: Ints
+    bounds: Ints
+
+    def take(self, numbers: Ints, /) -> Ints:
+        """Return the positions in some batches, one after the other: int64 [n]."""
+        batches = [self.positions[self.bounds[number] : self.bounds[number + 1]] for number in numbers]
+        return np.concatenate([np.empty(0, np.int64), *batches])
 
 
 @dataclass(frozen=True)
@@ -53,64 +59,56 @@ class RankSteps:
         return len(range(self.start + self.rank, self.stop, self.each))
 
     def numbers(self, low: int, high: int) -> Ints:
-        """Return the numbers of the draws in steps [low, high): int64 [n]."""
+        """Return the numbers of the draws in steps [low, high), without steps that do not exist: int64 [n]."""
         begins = self.start + self.each * np.arange(low, high, dtype=np.int64)
         numbers = (begins[:, None] + np.arange(self.rank, self.each, self.ranks)).reshape(-1)
         # Only the last step may be cut, or be filled up with the first draws.
         return numbers if high < len(self) else numbers[numbers < self.stop] % self.count
 
 
-class RankOrder(Sequence[Any]):
+@dataclass(frozen=True, eq=False)
+class RankOrder:
     """Items of a rank in a pass: positions, or lists of them.
 
-    order[k] is an int, order[a:b] an int64 array, np.asarray(order) all of it. If items are lists, order[k] is an int64
-    array.
-
-    Args:
+    Attributes:
+        draws: of all ranks. share: the draws of this one.
         gives_lists: True if an item is a step or a batch. may_repeat: True if a sample may be drawn twice.
     """
 
-    def __init__(
-        self, epoch: int, draws: Drawn, share: RankSteps, *, gives_lists: bool, may_repeat: bool
-    ) -> None:
-        self.epoch, self.gives_lists = epoch, gives_lists
-        self._draws, self._share, self._may_repeat = draws, share, may_repeat
+    epoch: int
+    draws: EpochDraws
+    share: RankSteps
+    gives_lists: bool
+    may_repeat: bool
 
     def __len__(self) -> int:
-        return len(self._share)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            low, high, step = index.indices(len(self))
-            return self.positions(low, max(low, high)) if step == 1 else np.asarray(self)[index]
-        number = range(len(self))[index]
-        positions = self.positions(number, number + 1)
-        return positions if self.gives_lists else int(positions[0])
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.gives_lists:
-            return (self[number] for number in range(len(self)))
-        # No generator stands between a block and who asks for its items: they are most of the time of small ones.
-        return itertools.chain.from_iterable(self.positions(*block).tolist() for block in self._blocks())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return self.positions(0, len(self)).astype(dtype or np.int64, copy=False)
+        return len(self.share)
 
     def positions(self, low: int, high: int) -> Ints:
         """Return the positions in items [low, high), one after the other: int64 [n]."""
-        numbers, (positions, bounds) = self._share.numbers(low, high), self._draws
-        if bounds is None:
-            return positions.take(numbers)
-        batches = [positions[bounds[number] : bounds[number + 1]] for number in numbers]
-        return np.concatenate(batches) if batches else np.empty(0, np.int64)
+        positions: Ints = self.draws.take(self.share.numbers(low, high))
+        return positions
 
-    def carried(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Let the positions in this rank's items carry epoch and draw, for seeded transforms."""
-        if not self._may_repeat:
-            return drawn(items, self.epoch, None)
-        blocks = (self._share.numbers(low, high) + 1 for low, high in self._blocks())
-        return drawn(items, self.epoch, (number for block in blocks for number in block.tolist()))
+    def batches(self, size: int, *, is_seeded: bool) -> Iterator[Ints | list[Draw]]:
+        """Yield the positions in `size` items at a time: int64 [n], or Draws for seeded transforms.
 
-    def _blocks(self) -> Iterator[tuple[int, int]]:
-        for low in range(0, len(self), _BLOCK):
-            yield low, min(low + _BLOCK, len(self))
+        Many are computed at once, since a take is a dozen calls of numpy; but lists, whose lengths differ, one by one.
+        """
+        block = size if self.gives_lists else size * max(_BLOCK // size, 1)
+        for low in range(0, len(self), block):
+            numbers = self.share.numbers(low, low + block)
+            positions: Ints | list[Draw] = self.draws.take(numbers)
+            if is_seeded:
+                own = (numbers + 1).tolist() if self.may_repeat else itertools.repeat(0)
+                positions = [*map(Draw, positions, itertools.repeat(self.epoch), own)]
+            if self.gives_lists:
+                yield positions
+            else:
+                yield from (positions[k : k + size] for k in range(0, len(positions), size))
+
+    def items(self, *, is_seeded: bool) -> Iterator[Any]:
+        """Yield ints, or lists of them; for seeded transforms they are Draws."""
+        batches = self.batches(1 if self.gives_lists else _BLOCK, is_seeded=is_seeded)
+        lists = (batch if isinstance(batch, list) else batch.tolist() for batch in batches)
+        # No generator stands between a block and who asks for its items: they are most of the time of small ones.
+        return lists if self.gives_lists else itertools.chain.from_iterable(lists)

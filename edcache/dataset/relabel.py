@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -84,7 +84,17 @@ def dropped(cache: Archive, names: Sequence[str]) -> LabelChange:
     return LabelChange(dropped=list(dict.fromkeys(names)))
 
 
-def publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
+def change(archive: Archive, sync: Sync, make: Callable[[], LabelChange]) -> None:
+    """Publish a change of labels, which `make` computes from the present state, and open it."""
+    _check(archive.reader)
+    if archive.filler is not None:
+        archive.filler.flush()
+        archive.refresh()
+    _publish(archive.reader.session.head, archive.path, sync, make())
+    archive.refresh()
+
+
+def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     """Append changed labels to an archive, once more if another process replaces it meanwhile.
 
     head: of the archive that was opened.
@@ -113,7 +123,7 @@ def publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
         raise refused from error
 
 
-def check(reader: Reader) -> None:
+def _check(reader: Reader) -> None:
     """Raise OptionError if the labels of an open archive cannot be changed."""
     if reader.by_request:
         raise OptionError(

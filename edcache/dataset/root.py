@@ -71,7 +71,8 @@ class SampleRoot:
     Attributes:
         called, shown: names of the function that joins the parts, and of its result.
         transform, batch_transform: functions of each sample, and of each collated batch.
-        parts: what it joins. is_divided: False if a sample is of several parts, or of another one each epoch.
+        parts: what it joins. ranges: the indices that each has here; it may have got more samples since.
+        is_divided: False if a sample is of several parts, or of another one each epoch.
         is_seeded: True if a function of a part depends on index and epoch of its sample.
         epoch: int64 [], in memory that workers share; None until `set_epoch`.
         computes: True if it computes a missing sample at its read.
@@ -85,6 +86,7 @@ class SampleRoot:
     transform: Transform = None
     batch_transform: Transform = None
     parts: Sequence[Reading] = ()
+    ranges: Sequence[range] = ()
     is_seeded: bool = False
     computes: bool = False
     epoch: torch.Tensor | None = None
@@ -105,7 +107,7 @@ class SampleRoot:
                 " take the same ones of each"
             )
         self.is_seeded = self.is_seeded or any(part.is_seeded for part in parts)
-        self._length = len(parts[0])
+        self.ranges = [range(len(parts[0]))] * len(parts)
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in _OF_THIS_PROCESS}
@@ -114,7 +116,7 @@ class SampleRoot:
         return state
 
     def __len__(self) -> int:
-        return self._length
+        return self.ranges[-1].stop
 
     def __repr__(self) -> str:
         return f"{self.shown}({len(self.parts):,} datasets, {len(self):,} samples)"
@@ -142,13 +144,15 @@ class SampleRoot:
     @property
     def missing(self) -> Ints:
         """Indices without a record in one of the parts: int64 [k], rising."""
-        found = np.unique(np.concatenate([part.missing for part in self.parts]))
-        return found[found < len(self)]
+        found = [(part.missing, own) for part, own in zip(self.parts, self.ranges, strict=True)]
+        return np.unique(np.concatenate([absent[absent < len(own)] + own.start for absent, own in found]))
 
     @property
     def errors(self) -> list[Failure]:
-        """Failures of samples, by index, of all parts."""
-        return [one for part in self.parts for one in part.errors if one.index < len(self)]
+        """Failures of samples, by index, part after part."""
+        pairs = zip(self.parts, self.ranges, strict=True)
+        found = [(failure, own) for part, own in pairs for failure in part.errors]
+        return [replace(one, index=own[one.index]) for one, own in found if one.index < len(own)]
 
     @property
     def labels(self) -> Labels:
@@ -159,6 +163,11 @@ class SampleRoot:
             made = Labels(self.label_table, num_rows=len(self))
             self._labelled = known, made
         return made
+
+    def tables(self) -> list[Any]:
+        """Return the label columns of each part as a pyarrow Table, without rows that it got since."""
+        pairs = zip(self.parts, self.ranges, strict=True)
+        return [part.labels.table.slice(0, len(own)) for part, own in pairs]
 
     def label_table(self) -> Any:
         """Return the label columns of all samples as a pyarrow Table."""
@@ -413,15 +422,17 @@ class Reading:
         """Convert positions to indices of the root."""
         return positions if self.selection is None else self.selection.take(positions)
 
-    def stored(self, positions: Ints | None = None) -> list[Share]:
+    def stored(self, positions: Ints | None = None, epoch: int | None = None) -> list[Share]:
         """List the archives of samples at some positions, all by default; each share is of a whole archive.
 
         A root that is not divided ends the way down: its share is of all of it, and has a `change`. Without samples
         there is still the share of an archive, which tells how samples would be stored.
+
+        epoch: of the read. The way then leads on to each archive that the read takes.
         """
         if positions is None:
             positions = np.arange(len(self))
-        return list(_followed(self, positions, np.arange(len(positions)), None))
+        return list(_followed(self, positions, np.arange(len(positions)), epoch, None))
 
     @property
     def labels(self) -> Labels:
@@ -535,7 +546,11 @@ class Reading:
 
 
 def _followed(
-    reading: Reading, positions: Ints, places: Ints, change: tuple[Reading | SampleRoot, str] | None
+    reading: Reading,
+    positions: Ints,
+    places: Ints,
+    epoch: int | None,
+    change: tuple[Reading | SampleRoot, str] | None,
 ) -> Iterator[Share]:
     """Yield the shares of `Reading.stored`, from a reading down to its archives.
 
@@ -544,13 +559,14 @@ def _followed(
     """
     root, indices = reading.root, reading.indices_at(positions)
     change = change or reading.change
-    if not root.parts or not root.is_divided:
+    if not root.parts or (epoch is None and not root.is_divided):
         several = (root, "they are made of several datasets") if root.parts else None
         yield Share(Reading(root), indices, places, change or several)
         return
     nothing = indices[:0]
-    for share in root.shares(indices) or [Share(root.parts[0], nothing, nothing)]:
-        yield from _followed(share.part, share.positions, places[share.places], change)
+    draws = None if epoch is None else [(epoch, 0)] * len(indices)
+    for share in root.shares(indices, draws) or [Share(root.parts[0], nothing, nothing)]:
+        yield from _followed(share.part, share.positions, places[share.places], epoch, change)
 
 
 def set_transform(of: Reading | SampleRoot, function: Transform) -> None:

@@ -10,17 +10,16 @@ import numpy as np
 from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, Pass, SamplerKeywords
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.orders import Drawn, RankOrder, RankSteps
-from edcache.dataset.permutation import Computed, permutation, permuted, word, words
+from edcache.dataset.orders import Batches, EpochDraws, RankOrder, RankSteps
+from edcache.dataset.permutation import Computed, Permutation, permuted, word, words
 from edcache.dataset.root import Reading, SampleRoot
-from edcache.dataset.selection import Selection, Shuffled, shuffled
+from edcache.dataset.selection import Arranged, Selection
 from edcache.dataset.split import grouped
 from edcache.dataset.state import State
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LANES = 8
 # Windows of a lane that grow to full size, and the divisor of the first one's size.
 _GROWING, _SMALLEST = 6, 64
 
@@ -38,8 +37,8 @@ class Sequential(EpochSampler):
     def __init__(self, ds: Sized, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), 0, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
-        return Drawn(Selection(range(self._count)))
+    def _drawn(self, epoch: int) -> EpochDraws:
+        return Selection(range(self._count))
 
 
 class Shuffle(EpochSampler):
@@ -59,8 +58,8 @@ class Shuffle(EpochSampler):
     def __init__(self, ds: Sized, seed: int = 0, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), seed, **keywords)
 
-    def _drawn(self, epoch: int) -> Drawn:
-        return Drawn(shuffled(Selection(range(self._count)), self.seed, epoch))
+    def _drawn(self, epoch: int) -> EpochDraws:
+        return Permutation(self._count, self.seed, epoch)
 
 
 class ChunkShuffle(EpochSampler):
@@ -71,9 +70,8 @@ class ChunkShuffle(EpochSampler):
         buffer: the number of chunks that are mixed at a time, by all lanes and ranks together. A chunk has about 4 MiB,
             or the `chunk_size` of the writer.
         lanes: the number of parts of the order, each with its own chunks, that take turns. If the number of ranks
-            divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. None takes the number
-            of a loaded state, else 8, or the number of ranks if that is more. The order depends on it: give it, for the
-            same order in jobs of more than 8 ranks that begin anew.
+            divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. For more than 8 ranks
+            give their number.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
         OptionError: "12 of 100 samples have no record, and so no chunk; leave out ds.missing".
@@ -96,54 +94,44 @@ class ChunkShuffle(EpochSampler):
         buffer: int = 16,
         seed: int = 0,
         *,
-        lanes: int | None = None,
+        lanes: int = 8,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
         check_count("buffer", buffer)
-        if lanes is not None:
-            check_count("lanes", lanes)
+        check_count("lanes", lanes)
         if not isinstance(ds, Readable):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
-        self.buffer, self._lanes = int(buffer), lanes if lanes is None else int(lanes)
+        self.buffer, self.lanes = int(buffer), int(lanes)
         self._positions, self._size = _sorted_by_chunk(reading_of(ds))
         if not isinstance(self._positions.numbers, range):
             self._arrays = [self._positions.numbers]
         super().__init__(ds, len(ds), seed, **keywords)
 
-    @property
-    def lanes(self) -> int:
-        """Number of parts of the order that take turns."""
-        return max(_LANES, self.num_replicas) if self._lanes is None else self._lanes
-
-    def load_state_dict(self, state: State) -> None:
-        """See the base class. Takes the lanes of the state if none were given."""
-        given, lanes = self._lanes, state.get("lanes") if isinstance(state, dict) else None
-        if given is None and type(lanes) is int and lanes > 0:
-            self._lanes = lanes
-        try:
-            super().load_state_dict(state)
-        except OptionError:
-            self._lanes = given
-            raise
-
-    def _drawn(self, epoch: int) -> Drawn:
+    def _drawn(self, epoch: int) -> EpochDraws:
         order = _ChunkOrder(self._count, self._size, self.buffer, self.lanes, self.seed, epoch)
-        return Drawn(Shuffled(range(self._count), self._positions, order))
+        return Arranged(range(self._count), self._positions, order)
 
     def _options(self) -> State:
         return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size}
 
 
-class Foreign(EpochSampler):
-    """Order of a foreign sampler for `Loader`: drawn anew in each epoch, for one rank.
+class Foreign:
+    """Passes over a sampler that is not of edcache, for `Loader`: each is drawn anew, for one rank.
+
+    A pass behind one that reached its end is the next epoch, unless the sampler was set to another one since.
 
     Args:
-        sampler: yields positions, or batches of them. It keeps its own state.
+        sampler: yields positions, or batches of them if gives_lists. It keeps its own state.
     """
 
-    def __init__(self, ds: Sized, sampler: Iterable[Any], gives_lists: bool) -> None:
-        super().__init__(ds, 0, 0, num_replicas=1, rank=0)
+    def __init__(self, sampler: Iterable[Any], gives_lists: bool) -> None:
         self._sampler, self._gives_lists = sampler, gives_lists
+        self._pass, self._count = Pass(0), 0
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+        return self._pass.epoch
 
     def __len__(self) -> int:
         if not isinstance(self._sampler, Sized):
@@ -152,52 +140,31 @@ class Foreign(EpochSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, also of the sampler if it has a `set_epoch`."""
-        super().set_epoch(epoch)
+        check_count("epoch", epoch, 0)
+        self._pass = Pass(epoch)
         tell = getattr(self._sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
 
-    def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
-        """Raise OptionError: another sampler keeps its own state."""
-        kind = type(self._sampler).__name__
-        raise OptionError(f"{kind} is no sampler of edcache.samplers; save its own state, if it has one")
-
-    def load_state_dict(self, state: State) -> None:
-        """Raise OptionError: another sampler keeps its own state."""
-        self.state_dict()
-
-    def which(self, *arguments: Any, **options: Any) -> Ints:
-        """Raise OptionError: to ask another sampler is to draw from it."""
-        raise self._unknown()
-
-    def order(self, epoch: int | None = None) -> RankOrder:
-        """Raise OptionError: to ask another sampler is to draw from it."""
-        raise self._unknown()
-
-    def _unknown(self) -> OptionError:
-        kind = type(self._sampler).__name__
-        return OptionError(
-            f"{kind} is no sampler of edcache.samplers; its positions are known when they are read"
-        )
-
     def begin(self) -> tuple[Pass, RankOrder]:
-        """See the base class. Takes the epoch that a framework may have set."""
-        epoch = getattr(self._sampler, "epoch", None)
-        if isinstance(epoch, int):
-            super().set_epoch(epoch)
-        return super().begin()
-
-    def _order(self, epoch: int, start: int, rank: int) -> RankOrder:
+        """See `EpochSampler.begin`."""
+        told = getattr(self._sampler, "epoch", None)
+        if isinstance(told, int) and told != self.epoch:
+            self._pass = Pass(told)
+        elif self._pass.taken >= self._count > 0:
+            self.set_epoch(self.epoch + 1)
+        else:
+            self._pass = Pass(self.epoch)
         items = list(self._sampler)
-        self._count = len(items)
+        count = self._count = len(items)
+        draws: EpochDraws
         if self._gives_lists:
             batches = [_positions(item) for item in items]
-            bounds = np.cumsum([0, *map(len, batches)])
-            draws = Drawn(Selection(np.concatenate([_positions([]), *batches])), bounds)
+            draws = Batches(np.concatenate([_positions([]), *batches]), np.cumsum([0, *map(len, batches)]))
         else:
-            draws = Drawn(Selection(_positions(items)))
-        share = RankSteps(self._count, 0, self._count, each=1, rank=0, ranks=1)
-        return RankOrder(epoch, draws, share, gives_lists=self._gives_lists, may_repeat=False)
+            draws = _positions(items)
+        share = RankSteps(count, 0, count, each=1, rank=0, ranks=1)
+        return self._pass, RankOrder(self.epoch, draws, share, self._gives_lists, may_repeat=False)
 
 
 def _sorted_by_chunk(reading: Reading) -> tuple[Selection, int]:
@@ -265,7 +232,7 @@ class _ChunkOrder(Computed):
         super().__init__(count)
         self._size, self._lanes, self._word = size, lanes, word(*key)
         whole = count // size
-        self._runs = permutation(whole, *key)
+        self._runs = Permutation(whole, *key)
         # The last run, whose samples begin at `_last`, has a random place among the others.
         self._last = whole * size
         self._slot = int(words(self._word, np.array([lanes]))[0]) % (whole + 1) * size

@@ -24,12 +24,9 @@ from edcache.base import (
     CorruptArchiveError,
     CorruptRecordError,
     Ints,
-    LaterReleaseError,
     OptionError,
     StaleArchiveError,
 )
-from edcache.codec import stored_fields
-from edcache.dataset.indexing import label_fields
 from edcache.dataset.root import Reading, Share
 from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
 from edcache.reader import OnProgress, Reader, Session
@@ -50,8 +47,21 @@ def save(
     on_progress: OnProgress | None,
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
-    target = storage.local_path(path)
-    records = StoredRecords(samples, skip_damaged)
+    with ExitStack() as opened:
+        if skip_damaged:
+            # By other readers, which do not stop at damage.
+            samples = samples.reread(lambda reader: _tolerant(reader, opened))
+        records = StoredRecords(samples, skip_damaged)
+        return _save(records, storage.local_path(path), max_size, force, on_progress)
+
+
+def _save(
+    records: StoredRecords,
+    target: str,
+    max_size: int | str | None,
+    force: bool,
+    on_progress: OnProgress | None,
+) -> list[str]:
     parts, targets = [range(records.length)], [target]
     over = None
     if max_size is not None:
@@ -88,14 +98,14 @@ def save(
     return [target] if max_size is None else targets
 
 
-def tolerant(reader: Reader, opened: list[Session]) -> Reader:
-    """Read the sound rest of an archive; if it is opened once more for that, `opened` gets it."""
+def _tolerant(reader: Reader, opened: ExitStack) -> Reader:
+    """Read the sound rest of an archive; if it is opened once more for that, `opened` closes it."""
     other, before = copy.copy(reader), reader.session
     try:
         other.skip_damage()
     finally:
         if other.session is not before:
-            opened.append(other.session)
+            opened.callback(other.session.file.close)
     return other
 
 
@@ -107,7 +117,7 @@ class StoredRecords:
 
     Attributes:
         length: samples of the view. labels: their table, a row each.
-        readers, sessions: of the archives with the records. schemas: texts, each once.
+        sessions: of the archives with the records. schemas: texts, each once.
         rows: `format.ROW` [k] of the records, as in memory, by rising place in the view.
         places: int64 [k], in the view. ends: bytes of the records up to each.
         source, sample, schema: int64 [k], for each row the number of its archive, its sample there, and its
@@ -121,9 +131,7 @@ class StoredRecords:
         self.length, self.skips_damage = len(samples), skips_damage
         shares = samples.stored()
         _check_as_stored(shares)
-        roots = list(dict.fromkeys(share.part.root for share in shares))
-        self.readers = [root.readers[0] for root in roots]
-        self.sessions = [reader.session for reader in self.readers]
+        self.sessions = list(dict.fromkeys(share.session for share in shares))
         self._check_alike()
         self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
         if len(self.schemas) > format.MAX_SCHEMAS:
@@ -133,31 +141,16 @@ class StoredRecords:
         self.labels = samples.labels.table.combine_chunks()
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
-        found = [self._find_records(roots.index(share.part.root), share) for share in shares]
+        found = [self._find_records(self.sessions.index(share.session), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
         self.ends = np.cumsum(self.rows["nbytes"].astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
-        own = np.arange(len(self.readers[0]))
+        own = np.arange(self.sessions[0].length)
         self.is_whole = len(shares) == 1 and np.array_equal(shares[0].positions, own)
         if not skips_damage:
             self._check_missing(samples)
-        self._warn_of_mixture()
-
-    def _warn_of_mixture(self) -> None:
-        """Warn if samples of two archives have no structure in common, as tensors and image files."""
-        if len(self.sessions) == 1:
-            return
-        first, *others = [list(map(_fields_text, one.index.schemas)) for one in self.sessions]
-        for session, own in zip(self.sessions[1:], others, strict=True):
-            if first and own and not {*first} & {*own}:
-                path = self.sessions[0].path
-                base.warn(
-                    f"save(): samples of {path} have {first[0]}, those of {session.path} have {own[0]}; no "
-                    "batch holds both"
-                )
-                return
 
     def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints, Ints]:
         """Look up records, and note the failures of samples without one.
@@ -245,13 +238,18 @@ class StoredRecords:
 
     def joint_head(self, length: int) -> Head:
         """Make the head of an archive of some samples, without a fingerprint, since no call makes them."""
-        first, fields = self.sessions[0].head, label_fields(self.readers)
+        first = self.sessions[0].head
+        known, *others = (session.original_labels for session in self.sessions)
+        # A label is of a field if it is so in all archives.
+        fields = {name for name, path in known.items() if all(other.get(name) == path for other in others)}
         return Head(
             uuid=uuid.uuid4().bytes,
             length=length,
             codec=first.codec,
             compression=first.compression,
-            labels=tuple((name, fields.get(name)) for name in self.labels.column_names),
+            labels=tuple(
+                (name, known[name] if name in fields else None) for name in self.labels.column_names
+            ),
             claim_size=first.claim_size,
         )
 
@@ -265,16 +263,6 @@ def _check_as_stored(shares: list[Share]) -> None:
                 f"save() copies samples as they are stored, those of {ds!r} are not: {change}; "
                 "CachedDataset(view, path) stores what a view gives"
             )
-
-
-def _fields_text(schema: str) -> str:
-    """List the fields of samples and their kinds, in words."""
-    try:
-        stored = stored_fields(schema)
-    except LaterReleaseError:
-        return "fields of a later release"  # their records are copied as they are
-    fields = (f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored)
-    return ", ".join(fields) or "no fields"
 
 
 # ------------------------------------------------------------------------------------------ copy

@@ -6,17 +6,12 @@ It maps positions in the view, int64, to indices of its dataset.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import Ints
-from edcache.dataset.permutation import permutation
-
-_BLOCK = 1 << 13
+from edcache.dataset.permutation import Computed, Permutation
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,23 +23,11 @@ class Selection:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return an int for a position, an int64 array for a slice."""
-        part = range(len(self))[index]
-        return self.cut(part).array() if isinstance(part, range) else self.at(part)
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, len(self), _BLOCK):
-            yield from self[start : start + _BLOCK].tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self.array(), dtype)
-
     def at(self, position: int) -> int:
         """Return the index at a position in [0, len(self))."""
         return int(self.numbers[position])
 
-    def take(self, positions: Ints) -> Ints:
+    def take(self, positions: Ints, /) -> Ints:
         """Return the indices at positions in [-len(self), len(self))."""
         numbers = self.numbers
         if isinstance(numbers, range):
@@ -77,57 +60,31 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class Cycle(Selection):
-    """Another selection repeated: position k is position `numbers[k] % len(base)` of it."""
+class Arranged(Selection):
+    """Another selection in another order: position k is position `order.at(numbers[k])` of it.
+
+    order: None repeats it: position k is position `numbers[k] % len(base)` of it.
+    """
 
     numbers: range
     base: Selection
+    order: Computed | None = None
 
     def at(self, position: int) -> int:
-        return self.base.at(self.numbers[position] % len(self.base))
+        number = self.numbers[position]
+        return self.base.at(number % len(self.base) if self.order is None else self.order.at(number))
 
-    def take(self, positions: Ints) -> Ints:
-        return self.base.take(super().take(positions) % len(self.base))
-
-    def cut(self, part: range) -> Selection:
-        numbers, size = self.numbers[_as_slice(part)], len(self.base)
-        if not numbers:
-            return Selection(range(0))
-        first = numbers[0] // size * size
-        if first <= numbers[-1] < first + size:
-            return self.base.cut(range(numbers.start - first, numbers.stop - first, numbers.step))
-        return Cycle(numbers, self.base)
-
-
-class Bijection(Protocol):
-    """Bijection of [0, n), such as `permutation` returns."""
-
-    def at(self, position: int) -> int: ...
-
-    def take(self, positions: Ints) -> Ints: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Shuffled(Selection):
-    """Another selection in another order: position k is position `order.at(numbers[k])` of it."""
-
-    numbers: range
-    base: Selection
-    order: Bijection
-
-    def at(self, position: int) -> int:
-        return self.base.at(self.order.at(self.numbers[position]))
-
-    def take(self, positions: Ints) -> Ints:
-        return self.base.take(self.order.take(super().take(positions)))
+    def take(self, positions: Ints, /) -> Ints:
+        numbers = super().take(positions)
+        return self.base.take(numbers % len(self.base) if self.order is None else self.order.take(numbers))
 
     def cut(self, part: range) -> Selection:
-        return Shuffled(self.numbers[_as_slice(part)], self.base, self.order)
+        return Arranged(self.numbers[_as_slice(part)], self.base, self.order)
 
 
 def shuffled(selection: Selection, *key: int) -> Selection:
-    """Put a selection in the random order of a key, without an array."""
-    return Shuffled(range(len(selection)), selection, permutation(len(selection), *key))
+    """Put a selection in the random order of a key."""
+    return Arranged(range(len(selection)), selection, Permutation(len(selection), *key))
 
 
 def repeated(selection: Selection, times: int) -> Selection:
@@ -138,7 +95,7 @@ def repeated(selection: Selection, times: int) -> Selection:
         return selection
     if times * len(selection) > sys.maxsize:
         raise OverflowError(f"{times} times {len(selection)}")
-    return Cycle(range(times * len(selection)), selection)
+    return Arranged(range(times * len(selection)), selection)
 
 
 def _as_slice(part: range) -> slice:

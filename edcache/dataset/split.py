@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, check_choice, shown
+from edcache.base import Ints, OptionError, check_choice, check_count, shown
 from edcache.labels import Classes
 
 _LARGEST_DENOMINATOR = 10**9
@@ -79,8 +79,7 @@ def sizes_of(count: int, weights: Sequence[int]) -> list[int]:
 
 def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[Any] | None) -> None:
     """Raise OptionError if a fold would be empty."""
-    if isinstance(folds, bool) or not isinstance(folds, (int, np.integer)) or folds < 2:
-        raise OptionError(f"kfold({shown(folds)}): give a number of folds, 2 or more")
+    check_count("n", folds, 2)
     most, what = count, "samples"
     if groups is not None:
         most, what = int(groups.max()) + 1 if len(groups) else 0, f'groups of "{group}"'
@@ -164,16 +163,9 @@ def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]
     return table
 
 
-def checked_seed(seed: int) -> int:
-    """Return a user's seed; OptionError unless it is an integer from 0 up."""
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more", option="seed")
-    return int(seed)
-
-
 def generator(seed: int) -> np.random.Generator:
     """Make the random generator of one call."""
-    return np.random.Generator(np.random.PCG64(checked_seed(seed)))
+    return np.random.Generator(np.random.PCG64(check_count("seed", seed, 0)))
 
 
 def assigned(random: np.random.Generator | None, sizes: list[int]) -> npt.NDArray[Any]:

@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import OptionError, shown
-from edcache.dataset.selection import Cycle, Selection, Shuffled
+from edcache.dataset.permutation import Permutation
+from edcache.dataset.selection import Arranged, Selection
 from edcache.reader import Reader
 
 State = dict[str, Any]
 
 VERSION = 1
 _MOST_TEXT = 100
-_NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
+# The place that a state names; everything else in it describes the order.
+_PLACE = ("seed", "epoch", "consumed")
 
 
 def archive_text(readers: list[Reader]) -> str:
@@ -45,45 +47,34 @@ def _text(selection: Selection) -> str:
         text = f"{numbers.start}:{numbers.start + len(numbers) * numbers.step}:{numbers.step}"
     else:
         text = digest(numbers)
-    if isinstance(selection, Cycle | Shuffled):
+    if isinstance(selection, Arranged):
         text += f" of {_text(selection.base)}"
-    if isinstance(selection, Shuffled):
-        text += f" in order {selection.order.__reduce__()[1]}"
+        if isinstance(selection.order, Permutation):
+            text += f" in order {selection.order.key}"
     return text
 
 
-def check_shape(state: Any) -> None:
-    """Raise OptionError unless this is a state of `state_dict`."""
-    lacking = {*_NUMBERS, "order", "archive", "view"} - (state.keys() if isinstance(state, dict) else set())
-    if lacking:
-        raise OptionError(f"not a state: no {', '.join(sorted(lacking))}; give what state_dict() returned")
-    for name in _NUMBERS:
-        value = state[name]
-        if type(value) is not int or (value < 0 and name != "seed"):
-            raise OptionError(
-                f"a state with {name}={shown(value)}; this is an integer of 0 or more: give what "
-                "state_dict() returned"
-            )
-    if state["version"] != VERSION:
-        raise OptionError(
-            f"a state of version {state['version']}, and this edcache reads version {VERSION}; load it with "
-            "the edcache that saved it, or begin an epoch with set_epoch()"
-        )
-
-
-def check_fit(state: State, own: State) -> None:
-    """Raise OptionError for a state of another order than `own`."""
-    first = ("order", "archive", "samples", "view")
-    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first}), "length"):
-        if state.get(name) != own.get(name):
+def check_fit(state: Any, own: State) -> None:
+    """Raise OptionError unless this is a state of the same order as `own`."""
+    if not isinstance(state, dict):
+        raise OptionError(f"not a state: {shown(state)}; give what state_dict() returned")
+    for name in (*own, *sorted(state.keys() - own.keys())):
+        value = state.get(name)
+        if name in _PLACE:
+            if type(value) is not int or (value < 0 and name != "seed"):
+                text = "this is an integer of 0 or more: give what state_dict() returned"
+                raise OptionError(f"a state with {name}={shown(value)}; {text}")
+        elif value != own.get(name):
             remedy = "give the same data and options"
-            if name == "view":
+            if name == "version":
+                remedy = "load it with the edcache that saved it"
+            elif name == "view":
                 remedy = "give the view that it is of"
-            elif name == "samples" and state[name] < own[name]:
-                remedy = f"make the sampler of the old ones, ds.take({state[name]})"
+            elif name == "samples" and type(value) is int and value < own[name]:
+                remedy = f"make the sampler of the old ones, ds.take({value})"
             raise OptionError(
-                f"a state with {name}={shown(state.get(name))}, and here is {name}={shown(own.get(name))}; "
-                f"{remedy}, or begin an epoch with set_epoch()"
+                f"a state with {name}={shown(value)}, and here is {name}={shown(own.get(name))}; {remedy}, or "
+                "begin an epoch with set_epoch()"
             )
     if state["consumed"] > own["length"]:
         raise OptionError(

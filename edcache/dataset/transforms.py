@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
 
-from edcache.base import OptionError, shown
-from edcache.dataset.split import checked_seed
+from edcache.base import OptionError, check_count, shown
 from edcache.reader import FieldPath, at, replaced, steps
 
 Draws: TypeAlias = Sequence[tuple[int, int]]
@@ -74,7 +72,7 @@ def extended(
     if before is not None:
         known = before.steps if isinstance(before, Pipeline) else (Step(before),)
     number = sum(step.seed is not None for step in known)
-    step = Step(function, field, None if seed is None else checked_seed(seed), number)
+    step = Step(function, field, None if seed is None else check_count("seed", seed, 0), number)
     return Pipeline((*known, step), number > 0 or seed is not None)
 
 
@@ -96,16 +94,6 @@ class Draw(int):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Draw, (int(self), self.epoch, self.number)
-
-
-def drawn(items: Iterator[Any], epoch: int, numbers: Iterator[int] | None) -> Iterator[Any]:
-    """Turn positions into Draws, and batches of positions into lists of Draws. numbers: None are zeros."""
-    numbers = itertools.repeat(0) if numbers is None else numbers
-    for item in items:
-        if isinstance(item, int):
-            yield Draw(item, epoch, next(numbers))
-        else:
-            yield [Draw(int(position), epoch, next(numbers)) for position in item]
 
 
 def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:

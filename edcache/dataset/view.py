@@ -15,27 +15,26 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Transform, checked_function
+from edcache.base import Ints, OptionError, check_count
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
-from edcache.dataset.root import Reading, set_transform
-from edcache.dataset.save import save, tolerant
+from edcache.dataset.root import Reading
+from edcache.dataset.save import save
 from edcache.dataset.selection import Selection, repeated, shuffled
-from edcache.dataset.split import checked_seed, oversampled
+from edcache.dataset.split import oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import shown_key
 from edcache.labels import (
-    Classes,
     checked_indices,
     classes_of,
     is_array,
     single_values,
     sorted_rows,
 )
-from edcache.reader import FieldPath, OnProgress, Projection, Session, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -48,12 +47,10 @@ class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made from it
-    share; views of slices, take, repeat and shuffle have none. Random choices depend on the seed alone, so they are
+    share; views of slices, take and repeat have none. Random choices depend on the seed alone, so they are
     equal in every process and on every platform. An unknown label column raises UnknownLabelError; a column of lists
     LabelError. A missing value counts as a value of its own.
     """
-
-    _of: Samples[Any] | None = None  # the dataset of a view
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
@@ -138,6 +135,7 @@ class Samples(Readable[T_co]):
             )
         return position + length if position < 0 else position
 
+    @base.cut_traceback
     def loader(
         self,
         batch_size: int | None,
@@ -150,6 +148,7 @@ class Samples(Readable[T_co]):
         prefetch: int = 2,
         pin_memory: bool = False,
         device: Any = None,
+        **of_torch: typing_extensions.Never,
     ) -> Loader:
         """Iterate over collated batches, made by threads of this process.
 
@@ -178,6 +177,11 @@ class Samples(Readable[T_co]):
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
         DataLoader with workers is faster.
         """
+        if of_torch:
+            raise OptionError(
+                f"loader() takes no {', '.join(of_torch)}; its threads are num_threads=2. For num_workers=, "
+                "collate_fn= and other options of torch take a DataLoader of this dataset"
+            )
         return Loader(
             self,
             batch_size,
@@ -193,6 +197,7 @@ class Samples(Readable[T_co]):
 
     # --------------------------------------------------------------------------------- by labels
 
+    @base.cut_traceback
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """Filter by labels: a view of the samples that fulfil all conditions; no sample is read.
 
@@ -235,16 +240,14 @@ class Samples(Readable[T_co]):
                 as the class does not become larger than the largest.
             seed: see strategy.
         """
-        return self._picked(oversampled(self._classes(name, "oversample"), strategy, seed), repeats=True)
-
-    def _classes(self, name: str, asked_by: str) -> Classes:
-        return classes_of(single_values(self.labels, name, asked_by))
+        classes = classes_of(single_values(self.labels, name, "oversample"))
+        return self._picked(oversampled(classes, strategy, seed), repeats=True)
 
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
         """Take the first n samples; all samples if there are fewer."""
-        return self._cut(range(len(self))[: _count("take", n)])
+        return self._cut(range(len(self))[: check_count("n", n, 0)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """Repeat the dataset n times, or until it has at least `min_size` samples."""
@@ -253,12 +256,12 @@ class Samples(Readable[T_co]):
                 "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)"
             )
         if n is None:
-            wanted = _count("repeat", min_size)
+            wanted = check_count("min_size", min_size, 0)
             if wanted and not len(self):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
         try:
-            selection = repeated(self._reading.whole, _count("repeat", n))
+            selection = repeated(self._reading.whole, check_count("n", n, 0))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
         return self._view(selection=selection, repeats=self._reading.repeats or n > 1)
@@ -269,10 +272,11 @@ class Samples(Readable[T_co]):
         It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
         DataLoader or of `loader`.
         """
-        return self._view(selection=shuffled(self._reading.whole, checked_seed(seed)))
+        return self._view(selection=shuffled(self._reading.whole, check_count("seed", seed, 0)))
 
     # ------------------------------------------------------------------------------------- parts
 
+    @base.cut_traceback
     def split(
         self, *parts: float, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> tuple[View[T_co], ...]:
@@ -329,10 +333,11 @@ class Samples(Readable[T_co]):
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """Return the class of each sample by a label column, numbered from 0: [len(self)]; None without a name."""
-        return None if name is None else self._classes(name, asked_by).codes
+        return None if name is None else classes_of(single_values(self.labels, name, asked_by)).codes
 
     # ------------------------------------------------------------------- fields and transforms
 
+    @base.cut_traceback
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
         """Select some fields. Only the bytes of these fields are read.
 
@@ -391,7 +396,7 @@ class Samples(Readable[T_co]):
         also persistent ones. A loader and such a sampler know their epoch themselves. Other reads are of the epoch that
         was set last, or 0.
         """
-        base.check_count("epoch", epoch, 0)
+        check_count("epoch", epoch, 0)
         root = self._reading.root
         if root.epoch is None:
             # Before any worker begins, since without one a DataLoader does not read.
@@ -400,6 +405,7 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- copies
 
+    @base.cut_traceback
     def save(
         self,
         path: str | os.PathLike[str],
@@ -438,8 +444,7 @@ class Samples(Readable[T_co]):
             ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has changed since
                 it was opened.
             StorageError: the disk is full or fails. After any error there is no new file, and an old one is unchanged.
-        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them. RuntimeWarning, samples of
-            two archives have no structure in common, as tensors and image files.
+        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them.
 
         Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the labels.
         Safety: after a kill at any time the path has the old file, or all of the new archive; with max_size the
@@ -448,16 +453,7 @@ class Samples(Readable[T_co]):
 
         >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
         """
-        # By other readers, which do not stop at damage.
-        opened: list[Session] = []
-        try:
-            reading = self._reading
-            if skip_damaged:
-                reading = reading.reread(lambda reader: tolerant(reader, opened))
-            return save(reading, path, max_size, skip_damaged, force, on_progress)
-        finally:
-            for session in opened:
-                session.file.close()
+        return save(self._reading, path, max_size, skip_damaged, force, on_progress)
 
     # -------------------------------------------------------------------------------- browser
 
@@ -508,7 +504,7 @@ class View(Samples[T_co]):
     its index array and its dataset, which take less than 2 kB besides.
     """
 
-    def __init__(self, of: Samples[Any], reading: Reading) -> None:
+    def __init__(self, of: Readable[Any], reading: Reading) -> None:
         self._of, self._reading = of, reading
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
@@ -519,30 +515,6 @@ class View(Samples[T_co]):
         view = chosen.numbers if type(chosen) is Selection else view_text([reading.whole])
         return {"of": self._of, "view": view, **reading.settings(), "columns": ["of", "view"]}
 
-    @property
-    def transform(self) -> Transform:
-        """Function that is called for every sample at every read, or None. It may be set at any time.
-
-        The transform of a view runs after its cache's, as with `with_transform`; views that were made from it before do
-        not change. Running workers of a DataLoader keep the transform that they started with.
-        """
-        return self._reading.transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        set_transform(self._reading, function)
-
-    @property
-    def batch_transform(self) -> Transform:
-        """Function that is called for every collated batch, or None; a view has its dataset's."""
-        return self._reading.root.batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        raise OptionError(
-            f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
-        )
-
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Raise OptionError: labels belong to the complete dataset."""
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
@@ -550,57 +522,6 @@ class View(Samples[T_co]):
     drop_labels = add_labels
 
 
-class Whole(Samples[T_co]):
-    """Dataset that is no view: of an archive, or of several datasets."""
-
-    @property
-    def transform(self) -> Transform:
-        """Function that is called for every sample at every read, or None. It may be set at any time.
-
-        Views use it too, before their own. Running workers of a DataLoader keep the transform that they started with.
-        """
-        return self._reading.root.transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        set_transform(self._reading.root, function)
-
-    @property
-    def batch_transform(self) -> Transform:
-        """Function that is called for every collated batch, also of views; or None. It may be set at any time."""
-        return self._reading.root.batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        self._reading.root.batch_transform = checked_function("batch_transform", function)
-
-    @property
-    def complete(self) -> bool:
-        """True if every archive is sealed, and each sample has a record or is recorded as absent for good."""
-        return all(reader.complete for reader in self._reading.root.readers)
-
-    def close(self) -> None:
-        """Publish pending samples of lazy caches, and close the archives; idempotent."""
-        self._reading.root.close()
-
-    def __enter__(self) -> typing_extensions.Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
     """Cut a selection into parts, from each of `ends` to the next one; all share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
-
-
-def _count(name: str, n: Any) -> int:
-    """Return a user's number of samples; OptionError unless it is an integer from 0 up."""
-    try:
-        count = operator.index(n)
-    except TypeError:
-        count = -1
-    if count < 0 or isinstance(n, bool):
-        raise OptionError(f"{name}({base.shown(n)}): give a number of samples, 0 or more")
-    return count

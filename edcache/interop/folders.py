@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from edcache.base import Decode, OptionError, SampleIndexError, warn
 from edcache.codec import ImageFile
+from edcache.storage import home_expanded
 
 _EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _FRESH_SECONDS: Final = 1.0
@@ -56,7 +57,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
     def __init__(self, root: str | os.PathLike[str], decode: Decode) -> None:
         # Not `root`, which a CachedDataset takes for a part of its own path.
-        self.folder = os.fspath(root)
+        self.folder = home_expanded(root)
         # Raises for a decoding that an archive does not store.
         self.decoding = ImageFile(b"", decode).decoding
         self.classes, loose = _folders(self.folder)
@@ -86,14 +87,17 @@ class ImageFolder(Dataset[dict[str, Any]]):
             raise SampleIndexError(f"{self!r}: index {place} not in [-{length}, {length})")
         path = self.paths[place]
         image = ImageFile(os.path.join(self.folder, *path.split("/")), self.decoding)
-        return {"image": image, "label": self._labels[place], "path": path}
+        return {"image": image, "label": self._labels[place], "path": self.sample_key(place)}
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
 
     def sample_key(self, index: int) -> str:
-        """Return the path of an image, by which a cache knows it when the folder changes."""
-        return self.paths[index]
+        """Return the path of an image, by which a cache knows it when the folder changes.
+
+        Bytes of a name that are not UTF-8 are written as "\\xff": no label column holds them.
+        """
+        return os.fsencode(self.paths[index]).decode("utf-8", "backslashreplace")
 
     def sample_version(self, index: int) -> tuple[int, int, int]:
         """Return size and time of a file, and its label: if one of them changes, the image is cached anew."""

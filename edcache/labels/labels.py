@@ -127,6 +127,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._rows = rows
         self._arrays: dict[str, npt.NDArray[Any]] = {}  # of a view
 
+    @base.cut_traceback
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
 

@@ -42,6 +42,10 @@ _OF_NUMPY: Final = frozenset(_NUMPY_TO_TORCH.values())
 _NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BULK_DTYPES: Final = frozenset({*_OF_NUMPY, torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
+_VARYING: Final = (
+    "a field varies in shape: pad it by DataLoader(ds, ..., collate_fn=edcache.collate(pad={name: 0})), or take "
+    "jagged=[name] or as_list=[name] of edcache.collate"
+)
 
 
 # Errors of default_collate over values that it cannot put together, and of merging results.
@@ -80,6 +84,10 @@ def collated(records: Records, special: Special | None, memory: Memory) -> Any:
             raise
         found = " / ".join([*kinds.values()][:3])
         raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise RuntimeError(f"{error}; {_VARYING}") from None
 
 
 def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:

@@ -19,6 +19,7 @@ from .paths import copy_permissions as copy_permissions
 from .paths import exists as exists
 from .paths import followed as followed
 from .paths import free as free
+from .paths import home_expanded as home_expanded
 from .paths import make_parent as make_parent
 from .paths import remove as remove
 from .paths import replace as replace

@@ -133,6 +133,9 @@ class Handle:
         try:
             return Descriptor.open(self.absolute, flags)
         except FileNotFoundError as error:
+            if flags & os.O_CREAT:
+                text = f"{self.path}: no file can be made in this folder; choose one on a disk that you may write to"
+                raise with_errno(StorageError(text, path=self.path), error) from None
             text = f"{self.path}: no such file; check the path, or build the cache first"
             raise with_errno(ArchiveNotFoundError(text, path=self.path), error) from None
         except FileExistsError as error:

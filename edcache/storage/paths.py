@@ -21,12 +21,18 @@ def cache_folder() -> str:
     return os.environ.get("EDCACHE_DIR") or os.path.join(os.path.expanduser("~"), ".cache", "edcache")
 
 
+def home_expanded(path: str | bytes | os.PathLike[str]) -> str:
+    """Return a path as text, its "~" as the home folder: no shell has read a path in a program or a settings file."""
+    name = os.fsdecode(path)
+    return os.path.expanduser(name) if name.startswith("~") else name
+
+
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
-    """Return the absolute path, without resolving links; a URL stays unchanged.
+    """Return the absolute path, without resolving links; "~" is the user's home folder. A URL stays unchanged.
 
     Raises: OptionError, no file system takes it. StorageError, the working folder is gone.
     """
-    name = os.fsdecode(path)
+    name = home_expanded(path)
     if scheme_of(name):
         return name
     if not name:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
-from edcache.base import OptionError, Show
+from edcache.base import OptionError, Show, article
 from edcache.storage.memory import is_in_memory
 from edcache.storage.source import ByteSource
 
@@ -124,7 +124,12 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     if given is not None and not isinstance(given, Mapping):
         kind = type(given).__name__
         raise OptionError(f"storage_options of type {kind}; give a dict", option="storage_options")
-    text = path if isinstance(path, str) else os.fsdecode(path)
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise OptionError(
+            f"{article(path)} stands where a path is to stand; give the path of the archive: "
+            'CachedDataset(source, "train.zip")'
+        )
+    text = os.fsdecode(path)
     where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
     return where
 

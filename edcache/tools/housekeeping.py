@@ -57,7 +57,7 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
         unsealed one the table of every chunk.
     Safety: takes no lock, so that fills, appends and deletions go on.
     """
-    top = os.fspath(directory)
+    top = storage.home_expanded(directory)
     if not os.path.isdir(top):
         what = "no folder" if os.path.lexists(top) else "no such folder"
         raise base.OptionError(f"{top}: {what}; name one that holds archives")

@@ -39,6 +39,7 @@ from .source import run_of as run_of
 from .spot import check_open as check_open
 from .spot import compared as compared
 from .spot import not_compared as not_compared
+from .spot import settled as settled
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from edcache import base, identity
 from edcache.base import Ints, OptionError, ReadOptions, SourceError, StaleCacheError
+from edcache.format import Head
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
@@ -85,6 +86,23 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
         }
     fingerprint = recipe.put_into(job.head.fingerprint, found)
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
+
+
+def settled(job: Job, origin: Head) -> Job:
+    """Return the job, if attributes of its source alone differ, with those as state that computing a sample changes.
+
+    The archive may be of a source that was read before it was cached. origin: head of its last source.
+    """
+    recipe = job.recipe
+    if recipe is None or not recipe.count or recipe.is_made or job.options.spot_check is False:
+        return job
+    if not all(
+        line.startswith("attribute ") for line in identity.compare(origin.fingerprint, recipe).settings
+    ):
+        return job
+    with suppress(Exception):  # the fill raises it again
+        return replace(job, recipe=replace(recipe, state=frozenset(compute_again(job, 0, 1).state)))
+    return job
 
 
 def note_seconds(job: Job, appender: Appender, seconds: float) -> None:

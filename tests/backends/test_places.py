@@ -827,7 +827,7 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
         (
             "http://h/a.zip",
             {"request_tries": 0},
-            "request_tries=0; give 1 or more",
+            "request_tries=0; give an integer of 1 or more",
         ),
         ("nonsense://h/a.zip", None, "nonsense://h/a.zip: Protocol not known: nonsense"),
     ],

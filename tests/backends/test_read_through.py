@@ -165,7 +165,7 @@ def test_a_block_comes_once_over_the_wire_for_eight_cold_readers(far, ssd, order
     near = CachedDataset.from_cache(far)
     ranks = range(8) if order == "each its own" else range(1)
     sampler = edcache.samplers.ChunkShuffle if order == "chunks" else edcache.samplers.Shuffle
-    dealt = shares([np.asarray(sampler(near, seed=k).order()) for k in ranks], 12)
+    dealt = shares([np.array(list(sampler(near, seed=k))) for k in ranks], 12)
     with serving(data) as served:
         served.delay = 0.01
         opened(served.url, ssd).close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import pickle
 import signal
 import threading
 import time
@@ -184,13 +183,6 @@ def test_what_is_near_is_not_looked_ahead_for(far, monkeypatch):
     ds = CachedDataset.from_cache(far)
     assert len(list(ds.loader(100))) == 6
     assert len(list(samplers.Shuffle(ds))) == COUNT
-
-
-def test_a_pickled_sampler_has_no_dataset(far):
-    sampler = samplers.ChunkShuffle(CachedDataset.from_cache(far))
-    again = pickle.loads(pickle.dumps(sampler))
-    assert again._ds is None
-    assert list(again) == list(sampler)
 
 
 @pytest.mark.parametrize("way", ["loader", "sampler"])

@@ -196,9 +196,11 @@ def test_a_subclass_that_says_how_both_are_read_is_read_so(ds):
 
 
 def test_with_closes(ds, several):
-    for dataset in (ds, several):
+    view = CachedDataset.from_cache(ds.path)[:5]
+    for dataset in (ds, several, view):
         with dataset as opened:
             assert opened is dataset
+            assert opened.complete
             assert same(opened[3], sample(3))
         with pytest.raises(ArchiveError, match="closed; open it again to read$"):
             dataset[3]

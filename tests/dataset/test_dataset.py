@@ -334,7 +334,10 @@ def test_repr_tells_what_is_missing(path: Path) -> None:
     assert repr(CachedDataset.from_cache(path)) == f"CachedDataset({str(path)!r}, 3 samples, 2 missing)"
 
 
-def test_what_failed_to_open_has_a_repr_for_tracebacks_and_debuggers(path: Path) -> None:
+def test_what_failed_to_open_has_a_repr_for_tracebacks_and_debuggers(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDCACHE_DEBUG", "1")
     path.write_bytes(b"no archive")
     for source, name, options in (
         (None, path, {}),

@@ -29,7 +29,6 @@ from edcache.errors import (
     StaleArchiveError,
     UnknownLabelError,
 )
-from edcache.storage import File
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
@@ -641,43 +640,13 @@ def test_options_of_memoize_are_told_where_it_is_written(path):
     assert not path.exists()
 
 
-def test_threads_compute_each_value_once(path):
-    cache, create = KeyedCache(path), Created()
-
-    def work(seed):
-        draw = random.Random(seed)
-        for _ in range(60):
-            keys = [f"k{draw.randrange(40)}" for _ in range(draw.randrange(1, 4))]
-            assert all(map(same, cache.get_many(keys, create), map(value, keys)))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {*create.calls.values()} == {1}
-
-
-class Locking(System):
-    """Counts the locks that are taken and freed."""
-
-    def __init__(self):
-        self.locks = 0
-
-    def lock(self, *arguments):
-        self.locks += 1
-        super().lock(*arguments)
-
-    def unlock(self, *arguments):
-        self.locks += 1
-        super().unlock(*arguments)
-
-
-def test_many_keys_take_no_lock_each(path):
+def test_many_keys_are_computed_some_at_a_time(path):
+    asked = []
     keys = [f"k{number}" for number in range(3_000)]
-    with replace_system(Locking()) as system, KeyedCache(path) as cache:
-        assert cache.get_many(keys, lambda missing: missing) == keys
-        assert system.locks < 30
+    with KeyedCache(path) as cache:
+        assert cache.get_many(keys, lambda missing: (asked.append(missing), missing)[1]) == keys
+        assert asked == [keys[:1024], keys[1024:2048], keys[2048:]]
+        assert len(cache) == 3_000
 
 
 class Logged:
@@ -698,17 +667,10 @@ class Logged:
 
 @pytest.fixture
 def create(tmp_path, monkeypatch):
-    """Create values; one lock is of all claims from 5 keys on."""
+    """Create values; 4 at most are computed at a time."""
     monkeypatch.setattr(keyed_cache, "_MOST_LOCKS", 4)
     (tmp_path / "log").touch()
     return Logged(tmp_path / "log")
-
-
-def until(is_so):
-    limit = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -739,16 +701,6 @@ def test_few_and_many_keys_are_computed_once_in_whatever_order_they_are_asked(pa
         assert sorted(map(str, KeyedCache(path).keys())) == sorted(calls)
 
 
-def test_a_process_that_dies_with_all_claims_frees_them(path, create):
-    def die():
-        KeyedCache(path).get_many(range(9), lambda missing: os.kill(os.getpid(), signal.SIGKILL))
-
-    assert ended(in_child(die)) == -signal.SIGKILL
-    step = lambda: KeyedCache(path).get_many(range(20), create)  # noqa: E731
-    assert ended(in_child(step)) == 0
-    assert sorted(map(int, create.calls())) == [*range(20)]
-
-
 def test_values_are_made_of_other_ones_while_many_are_computed(path, create):
     """In the same thread and in another one, few and many."""
 
@@ -770,31 +722,6 @@ def test_values_are_made_of_other_ones_while_many_are_computed(path, create):
 
     assert ended(in_child(step)) == 0
     assert len(KeyedCache(path)) == 21
-
-
-def test_one_who_waits_for_all_claims_is_not_passed(path, create):
-    def first():
-        KeyedCache(path).get_or_create("first", lambda: (begun.set(), go.wait(60)))
-
-    def others():
-        return KeyedCache(path).get_or_create("new", lambda: create(["new"])[0])
-
-    context = multiprocessing.get_context("fork")
-    begun, go, file = (
-        context.Event(),
-        context.Event(),
-        keyed_cache.session_of(KeyedCache(path))._appender.file,
-    )
-    children = [in_child(first)]
-    assert begun.wait(60)
-    many = "abcdefghi"
-    children.append(in_child(lambda: KeyedCache(path).get_many(many, create)))
-    until(lambda: file.is_locked(keyed_cache._QUEUE, 1))
-    children.append(in_child(others))
-    time.sleep(0.3)  # it would be done if it did not wait
-    go.set()
-    assert [ended(child) for child in children] == [0, 0, 0]
-    assert create.calls() == [*many, "new"]
 
 
 def test_a_value_is_made_of_many_while_another_process_waits_for_it(path, create):
@@ -933,39 +860,6 @@ def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     claims._held[hashed] = (ended_thread, object())
     assert cache.get_or_create("a", lambda: 5) == 5
     assert claims._held == {}
-
-
-class Snatching(System):
-    """As one waits for all claims, a thread frees one, and another process takes it and then a second one."""
-
-    def __init__(self, path, first, second):
-        self.path, self.claims = path, (first, second)
-        self.snatched = []
-
-    def lock(self, fd, start, length, wait):
-        super().lock(fd, start, length, wait)
-        if length > 1 and not self.snatched:
-            other = File.open(self.path, "r+")
-            self.snatched.append(other)
-            self.unlock(fd, self.claims[0], 1)
-            other.lock(self.claims[0])
-            threading.Thread(target=self.end).start()
-
-    def end(self):
-        (other,) = self.snatched
-        try:
-            until(lambda: other.try_lock(self.claims[1]))
-            self.snatched.append(None)
-        finally:
-            other.close()
-
-
-def test_a_claim_that_is_freed_while_one_waits_for_all_is_waited_for_again(path, create):
-    with KeyedCache(path) as cache:
-        system = Snatching(path, format.LOCK_CLAIM + 5, format.LOCK_CLAIM + 7)
-        with replace_system(system):
-            cache.get_many("abcdefghi", lambda missing: (system.snatched.append(missing), missing)[1])
-    assert system.snatched[1:] == [None, [*"abcdefghi"]]
 
 
 def test_a_fork_and_a_pickle_open_it_anew(path):

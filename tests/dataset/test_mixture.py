@@ -16,7 +16,6 @@ import edcache
 from edcache import CachedDataset
 from edcache.dataset.mixture import _counts, _round
 from edcache.errors import OptionError
-from edcache.samplers import Mixture
 
 
 def part(path, name, count):
@@ -31,11 +30,8 @@ def parts(tmp_path_factory):
     return [part(folder, name, count) for name, count in enumerate((50, 7, 23))]
 
 
-def sources_of(mixture, epoch=0):
-    """Dataset and position in it of each draw."""
-    indices = np.asarray(mixture.order(epoch))
-    which = np.searchsorted(mixture.dataset.starts, indices, "right") - 1
-    return which, indices - np.array(mixture.dataset.starts)[which]
+def epoch_of(mixture, epoch=0):
+    return mixture.which(0, batch_size=len(mixture), epoch=epoch)
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any))
@@ -92,37 +88,20 @@ def oracle(sizes, counts, seed, draws):
 @given(st.data())
 def test_an_order_is_what_a_loop_over_all_draws_gives(parts, data):
     weights = data.draw(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))
-    stop, seed = data.draw(st.integers(1, 120)), data.draw(st.integers(-3, 3))
-    mixture = edcache.mix(parts, weights, stop=stop, seed=seed)
-    expected = oracle([50, 7, 23], weights, seed, 3 * stop)
-    assert [i for epoch in range(3) for i in np.asarray(mixture.order(epoch)).tolist()] == expected
-    places = data.draw(st.lists(st.integers(0, stop - 1), max_size=9))
-    assert [mixture.order(1)[p] for p in places] == [expected[stop + p] for p in places]
-
-
-@pytest.mark.parametrize("weights", [[5, 3, 2], [1, 1, 1], [50, 7, 23], [0, 1, 1]])
-def test_an_epoch_ends_with_the_first_or_the_last_dataset(parts, weights):
-    sizes = np.array([50, 7, 23])
-    for stop in ("first", "longest"):
-        if 0 in weights and stop == "longest":
-            continue
-        mixture = edcache.mix(parts, weights, stop=stop)
-        drawn = np.bincount(sources_of(mixture)[0], minlength=3)
-        before = np.bincount(sources_of(mixture)[0][:-1], minlength=3)
-        drawn_from = np.array(weights) > 0
-        whole = (drawn >= sizes)[drawn_from], (before >= sizes)[drawn_from]
-        assert [any(one) if stop == "first" else all(one) for one in whole] == [True, False]
-    with pytest.raises(
-        OptionError, match='stop="longest", and dataset 0 is never drawn from to its end; give a'
-    ):
-        edcache.mix(parts, [0, 1, 1], stop="longest")
+    count, seed = data.draw(st.integers(1, 120)), data.draw(st.integers(-3, 3))
+    mixture = edcache.mix(parts, weights, num_samples=count, seed=seed)
+    expected = oracle([50, 7, 23], weights, seed, 3 * count)
+    assert [i for epoch in range(3) for i in epoch_of(mixture, epoch).tolist()] == expected
+    places = data.draw(st.lists(st.integers(0, count - 1), max_size=9))
+    assert [mixture.which(p, epoch=1).item() for p in places] == [expected[count + p] for p in places]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("global_batch_size", [None, 24])
 def test_it_goes_on_with_other_ranks(parts, ranks, global_batch_size):
-    options = {"stop": 480, "seed": 7, "global_batch_size": global_batch_size}
-    whole = [i for epoch in range(2) for i in edcache.mix(parts, [5, 3, 2], stop=480, seed=7).order(epoch)]
+    options = {"num_samples": 480, "seed": 7, "global_batch_size": global_batch_size}
+    alone = edcache.mix(parts, [5, 3, 2], num_samples=480, seed=7)
+    whole = [*alone, *alone]
     state, drawn = None, []
     for world in (ranks, 1, 3):
         samplers = [
@@ -148,10 +127,10 @@ def test_it_goes_on_with_other_ranks(parts, ranks, global_batch_size):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders_draw_by_it(parts, workers):
-    mixture = edcache.mix(parts, [5, 3, 2], stop=64, seed=1)
-    expected = mixture.dataset.batch(np.asarray(mixture.order()))
+    mixture = edcache.mix(parts, [5, 3, 2], num_samples=64, seed=1)
+    expected = mixture.dataset.batch(epoch_of(mixture))
     loaded = DataLoader(mixture.dataset, batch_size=16, sampler=mixture, num_workers=workers)
-    own = mixture.dataset.loader(16, sampler=edcache.mix(parts, [5, 3, 2], stop=64, seed=1))
+    own = mixture.dataset.loader(16, sampler=edcache.mix(parts, [5, 3, 2], num_samples=64, seed=1))
     for batches in (loaded, own):
         of, n = zip(*[(batch["of"].clone(), batch["n"].clone()) for batch in batches], strict=True)
         assert np.concatenate(of).tolist() == expected["of"].tolist()
@@ -160,16 +139,16 @@ def test_loaders_draw_by_it(parts, workers):
 
 def test_views_and_one_dataset_twice_are_mixed(parts):
     few = parts[0].filter(of=0).take(4)
-    mixture = edcache.mix([few, few], [1, 1], stop="longest")
+    mixture = edcache.mix([few, few], [1, 1])
     assert len(mixture) == 8
     assert Counter(mixture.dataset[i]["n"] for i in mixture) == dict.fromkeys(range(4), 2)
-    assert mixture.which(1, batch_size=4).tolist() == np.asarray(mixture.order(0))[4:8].tolist()
+    assert mixture.which(1, batch_size=4).tolist() == epoch_of(mixture)[4:8].tolist()
 
 
 def test_the_order_stays(parts):
     golden = json.loads(Path(__file__).with_name("golden_orders.json").read_text())["Mixture"]
-    mixture = edcache.mix(parts, [0.5, 0.3, 0.2], stop=30, seed=3)
-    assert {str(epoch): np.asarray(mixture.order(epoch)).tolist() for epoch in (0, 3)} == golden
+    mixture = edcache.mix(parts, [0.5, 0.3, 0.2], num_samples=30, seed=3)
+    assert {str(epoch): epoch_of(mixture, epoch).tolist() for epoch in (0, 3)} == golden
 
 
 @pytest.mark.parametrize(
@@ -185,8 +164,7 @@ def test_the_order_stays(parts):
         ({"weights": [0, 0, 0.0]}, "not all of them 0"),
         ({"weights": 3}, "weights=3; give finite numbers"),
         ({"weights": [1, 1e-9, 1]}, "the least is below 1 / 65,536 of all; leave it out, or give it more"),
-        ({"stop": 0}, "stop=0"),
-        ({"stop": "last"}, 'stop="last"; give "first", "longest" or a number of draws'),
+        ({"num_samples": 0}, "num_samples=0; give an integer of 1 or more"),
         ({"seed": 0.5}, "seed=0.5; give an integer"),
     ],
 )
@@ -199,7 +177,7 @@ def test_a_state_of_another_mixture_is_an_error(parts):
     state = edcache.mix(parts, [5, 3, 2]).state_dict()
     edcache.mix(parts, [50, 30, 20]).load_state_dict(state)
     with pytest.raises(OptionError, match="a state with weights='5/3/2', and here is weights='5/2/3'"):
-        edcache.mix(parts, [5, 2, 3], stop=len(edcache.mix(parts, [5, 3, 2]))).load_state_dict(state)
+        edcache.mix(parts, [5, 2, 3]).load_state_dict(state)
     swapped = [parts[0].take(30), parts[1], parts[0][30:50], parts[2]]
     with pytest.raises(OptionError, match="a state with "):
         edcache.mix(swapped, [5, 3, 1, 1]).load_state_dict(state)
@@ -210,10 +188,6 @@ def test_a_state_of_another_mixture_is_an_error(parts):
     with pytest.raises(OptionError, match="dataset 1 has no samples; leave it out"):
         edcache.mix([parts[0], empty], [1, 1])
     assert len(edcache.mix([parts[0], empty], [1, 0])) == 50
-    with pytest.raises(
-        OptionError, match=r"a mixture of CachedDataset; give what edcache.concat\(\) returns"
-    ):
-        Mixture(parts[0], [1])
 
 
 def test_samples_of_different_fields_make_no_batch(tmp_path):

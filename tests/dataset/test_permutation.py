@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache.dataset.permutation import Permutation, permutation, permuted, word, words
+from edcache.dataset.permutation import Permutation, permuted, word, words
 
 COUNTS = st.integers(1, 300) | st.sampled_from([65_535, 65_536, 65_537, 100_003]) | st.integers(1, 2**63 - 1)
 KEYS = st.lists(st.integers(-(2**70), 2**70), max_size=3)
@@ -29,12 +29,12 @@ GOLDEN = {
 
 
 def whole(count, *key):
-    return permutation(count, *key).take(np.arange(count))
+    return Permutation(count, *key).take(np.arange(count))
 
 
 @pytest.mark.parametrize(("count", "key"), GOLDEN)
 def test_an_order_stays_for_ever(count, key):
-    assert permutation(count, *key).take(np.arange(8)).tolist() == GOLDEN[count, key]
+    assert Permutation(count, *key).take(np.arange(8)).tolist() == GOLDEN[count, key]
 
 
 @settings(max_examples=scaled(300))
@@ -48,12 +48,12 @@ def test_one_and_many_are_what_the_written_functions_give(count, key, data):
         expected = [written[position] for position in positions]
     else:
         expected = [orders.order(position, count, named) for position in positions]
-    order = permutation(count, *key)
+    order = Permutation(count, *key)
     assert [order.at(position) for position in positions] == expected
     assert order.take(np.array(positions)).tolist() == expected
     assert [order.at(position) for position in positions] == expected
     many = np.resize(np.array(positions), 3000)
-    assert permutation(count, *key).take(many)[: len(expected)].tolist() == expected
+    assert Permutation(count, *key).take(many)[: len(expected)].tolist() == expected
     pickled = pickle.dumps(order)
     assert len(pickled) < 1000
     assert pickle.loads(pickled).take(np.array(positions)).tolist() == expected

@@ -96,12 +96,12 @@ def test_a_sample_has_the_numbers_of_seed_epoch_and_index(ds):
 
 @pytest.mark.parametrize("make", [Shuffle, ChunkShuffle, lambda view: ByLength(view, "label", 7)])
 def test_samplers_tell_the_epoch(view, make):
-    sampler = make(view)
-    options = {"batch_sampler": sampler} if isinstance(sampler, ByLength) else {"sampler": sampler}
-    loader = DataLoader(view, **options | ({} if "batch_sampler" in options else {"batch_size": 7}))
-    assert [noises(loader) for _ in range(EPOCHS)] == [epoch_of(epoch) for epoch in range(EPOCHS)]
-    sampler.set_epoch(8)
-    assert noises(loader) == epoch_of(8)
+    for sampler in (make(view), pickle.loads(pickle.dumps(make(view)))):
+        options = {"batch_sampler": sampler} if isinstance(sampler, ByLength) else {"sampler": sampler}
+        loader = DataLoader(view, **options | ({} if "batch_sampler" in options else {"batch_size": 7}))
+        assert [noises(loader) for _ in range(EPOCHS)] == [epoch_of(epoch) for epoch in range(EPOCHS)]
+        sampler.set_epoch(8)
+        assert noises(loader) == epoch_of(8)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -165,7 +165,7 @@ def drawn_by(view, ranks, rank, state=None):
 
 def test_draws_of_one_sample_are_numbered_apart_by_any_ranks_and_resumption(view):
     whole = drawn_by(view, 1, 0)
-    order = Weighted(view, "label", 60, seed=2).order(0)
+    order = list(Weighted(view, "label", 60, seed=2))
     assert whole == [(x, expected(5, 0, x, draw=k + 1)) for k, x in enumerate(order)]
     assert len(set(whole)) == 60 > len({x for x, _ in whole})
     for ranks in (2, 3):
@@ -292,7 +292,7 @@ def test_each_seeded_function_has_numbers_of_its_own(ds, view):
 def test_draws_that_repeat_are_numbered_apart_in_parts_too(view):
     both = concat([view[:5], view[5:]])
     sampler = Weighted(both, np.ones(COUNT), 90, seed=4)
-    order = sampler.order(0)
+    order = sampler.which(0, batch_size=90)
     wanted = [expected(5, 0, x, draw=k + 1) for k, x in enumerate(order)]
     assert noises_in_order(DataLoader(both, 9, sampler=sampler)) == wanted
 
@@ -303,7 +303,7 @@ def test_parts_of_what_is_put_together_have_their_own_indices(view, ds):
     sampler = Shuffle(both, seed=3)
     sampler.set_epoch(2)
     batches = list(DataLoader(both, 8, sampler=sampler))
-    assert noises_in_order(batches) == [wanted[k] for k in sampler.order(2)]
+    assert noises_in_order(batches) == [wanted[k] for k in sampler.which(0, batch_size=len(both), epoch=2)]
     top = both.with_transform(lambda s, rng: {**s, "top": int(rng.bit_generator.random_raw()) >> 1}, seed=5)
     assert top[12]["noise"] == expected(6, 0, 2)
     assert top[12]["top"] == expected(5, 0, 12)
@@ -343,8 +343,8 @@ def flip(sample):
         (lambda ds: ds.with_transform(noisy, seed=float("nan")), "seed=nan; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=-1), "seed=-1; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=True), "seed=True; give an integer of 0 or more"),
-        (lambda ds: ds.set_epoch(-1), "epoch=-1; give 0 or more"),
-        (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give 0 or more"),
+        (lambda ds: ds.set_epoch(-1), "epoch=-1; give an integer of 0 or more"),
+        (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give an integer of 0 or more"),
     ],
 )
 def test_what_means_nothing_is_refused(ds, ask, message):

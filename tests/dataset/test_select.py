@@ -1,7 +1,5 @@
 """ds.select(): some fields of every sample, as they are in the whole."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -205,15 +203,6 @@ def test_it_composes_with_views_filters_subsets_and_splits(ds):
     assert view[-1] == wanted[29]
     assert view.indices.tolist() == list(range(10, 30))
     assert view[[3, 1]].batch([0])["label"].tolist() == [13 % 5]
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_select(ds, context):
-    view = ds.filter("label > 1").select("image", "target.area", as_tuple=True)
-    expected = list(DataLoader(view, 5))
-    loader = DataLoader(view, 5, num_workers=2, multiprocessing_context=context)
-    assert same(list(loader), expected)
-    assert same(pickle.loads(pickle.dumps(view))[3], view[3])
 
 
 def test_selecting_from_a_selection_narrows(ds):

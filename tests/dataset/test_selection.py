@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache.dataset.selection import Cycle, Selection, repeated
+from edcache.dataset.selection import Arranged, Selection, repeated
 
 NUMBERS = st.integers(-40, 40)
 STEPS = st.lists(
@@ -55,7 +55,7 @@ def test_a_selection_is_what_a_list_is(count, is_array, steps):
 
 
 def base_of(selection):
-    while isinstance(selection, Cycle):
+    while isinstance(selection, Arranged):
         selection = selection.base
     return selection
 
@@ -72,10 +72,6 @@ def test_a_range_of_any_length_holds_nothing():
     assert len(selection) == -(-(10**17 - 5) // 3)
     assert len(pickle.dumps(selection)) < 300
     assert selection.at(len(selection) - 1) == (5 + 3 * (len(selection) - 1)) % 10**15
-
-
-def test_a_cut_within_one_round_of_a_repetition_is_a_cut_of_what_is_repeated():
-    assert repeated(Selection(range(100)), 9).cut(range(250, 220, -10)).numbers == range(50, 20, -10)
 
 
 def test_more_than_an_int64_counts_is_refused():

@@ -258,8 +258,8 @@ def test_parts_that_are_not_everything_are_refused(small, parts, text):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda ds: ds.kfold(1), "kfold(1): give a number of folds, 2 or more"),
-        (lambda ds: ds.kfold(2.0), "kfold(2.0): give a number of folds, 2 or more"),
+        (lambda ds: ds.kfold(1), "n=1; give an integer of 2 or more"),
+        (lambda ds: ds.kfold(2.0), "n=2.0; give an integer of 2 or more"),
         (lambda ds: ds.kfold(11), "kfold(11): there are 10 samples; give at most as many folds"),
         (
             lambda ds: ds.kfold(5, group="g"),

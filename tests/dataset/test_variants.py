@@ -70,7 +70,7 @@ def test_a_sampler_tells_the_epoch_and_its_state_goes_on_with_other_ranks(ds, wo
     for sampler in rest:
         sampler.load_state_dict(state | {"uneven": "allow"} if "uneven" in state else state)
         found += [one["x"] for batch in DataLoader(ds, 2, sampler=sampler, collate_fn=list) for one in batch]
-    whole = samplers.Shuffle(ds, seed=5).order(4)[:].tolist()
+    whole = samplers.Shuffle(ds, seed=5).which(0, batch_size=len(ds), epoch=4).tolist()
     assert sorted(found) == sorted(100 + position for position in whole[6:])
 
 

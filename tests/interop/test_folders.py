@@ -65,6 +65,14 @@ def test_images_beside_the_classes_are_told(root):
     image_folder(root)
 
 
+def test_a_name_that_is_no_text_is_written_by_its_bytes(root, path):
+    os.rename(root / "cat" / "2.png", os.fsencode(root / "cat") + b"/\xff.png")
+    ds = CachedDataset(image_folder(root), path, progress=False)
+    assert "cat/\\xff.png" in ds.labels["path"].tolist()
+    assert ds.by_key("cat/\\xff.png")["path"] == "cat/\\xff.png"
+    assert len(CachedDataset(image_folder(root), path, progress=False)) == len(ds)
+
+
 def test_its_order_and_labels_are_torchvisions(root):
     """Its `make_dataset`, written down: classes sorted, then each folder of a walk, then its files."""
     expected = []

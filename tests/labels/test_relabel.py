@@ -355,14 +355,11 @@ def test_a_function_labels_the_samples_that_are_there(tmp_path):
 
 def test_a_view_says_where_labels_are_added(path):
     view = opened(path)[2:4]
-    with pytest.raises(
-        OptionError, match=r"labels of a view cannot be changed; change those of the dataset that it is of"
-    ):
-        view.add_labels("new", [1, 2])
-    with pytest.raises(
-        OptionError, match=r"labels of a view cannot be changed; change those of the dataset that it is of"
-    ):
-        view.drop_labels("y")
+    for change in (lambda: view.add_labels("new", [1, 2]), lambda: view.drop_labels("y")):
+        with pytest.raises(
+            OptionError, match="^labels of a view cannot be changed; change those of the dataset"
+        ):
+            change()
     assert list(view.labels) == ["y", "kind"]
     opened(path).add_labels("new", range(10))
     assert opened(path)[2:4].labels["new"].tolist() == [2, 3]

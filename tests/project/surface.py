@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("surface.txt")
 RETURNED = (
     "edcache.dataset.decorator.CachedFactory",
     "edcache.dataset.loader.Loader",
-    "edcache.dataset.combined.Concat",
+    "edcache.dataset.combined.Joined",
     "edcache.View",
 )
 

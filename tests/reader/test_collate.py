@@ -552,8 +552,8 @@ def test_it_pickles(ds):
 
 WRONG_OPTIONS = [
     ({"max_length": -1}, "max_length=-1; give a length of 0 or more, or None"),
-    ({"multiple_of": 0}, "multiple_of=0; give 1 or more"),
-    ({"multiple_of": -8}, "multiple_of=-8; give 1 or more"),
+    ({"multiple_of": 0}, "multiple_of=0; give an integer of 1 or more"),
+    ({"multiple_of": -8}, "multiple_of=-8; give an integer of 1 or more"),
     ({"pad": {"a": 0}, "jagged": ["a"]}, "collate() names 'a' twice; give each field once"),
     ({"as_list": ["a", "b", "a"]}, "collate() names 'a' twice; give each field once"),
     ({"pad": {"ids": 0}, "side": "top"}, 'side=\'top\'; give "right" or "left"'),
@@ -731,7 +731,7 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
         ({"pad": ["x"]}, "pad=['x']; give what to pad with, by field path: pad={\"input_ids\": 0}"),
         ({"as_list": None}, "as_list=None; give a list of field paths: as_list=[None]"),
         ({"max_length": 2.5}, "max_length=2.5; give a length of 0 or more, or None"),
-        ({"multiple_of": 0.5}, "multiple_of=0.5; give 1 or more"),
+        ({"multiple_of": 0.5}, "multiple_of=0.5; give an integer of 1 or more"),
     ],
 )
 def test_options_of_another_type_are_refused(options, text):

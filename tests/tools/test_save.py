@@ -152,8 +152,6 @@ def label_rows(ds):
     return [dict(sorted(row.items())) for row in ds.labels.table.to_pylist()] or [{}] * len(ds)
 
 
-# Archives that have no structure of samples in common.
-@pytest.mark.filterwarnings(r"ignore:save\(\). samples of:RuntimeWarning")
 @settings(max_examples=scaled(40), suppress_health_check=list(HealthCheck))
 @given(SEED)
 def test_a_saved_view_equals_the_view(tally, seed):
@@ -440,18 +438,6 @@ def test_samples_that_are_not_as_they_are_stored_are_refused(tmp_path):
     refused(CachedDataset.from_cache(path, transform=lambda s: s), new, kind, "a transform changes them")
     refused(edcache.concat([ds, ds.select("x")]), new, kind, "only some of their fields are selected")
     refused(edcache.zip_fields(ds.select("x"), ds.select("y")), new, kind, "several datasets", remedy)
-
-
-def test_samples_that_no_batch_holds_together_are_told(tmp_path):
-    a, b = write(tmp_path / "a.zip"), write(tmp_path / "b.zip", range(20, 40))
-    other = tmp_path / "other.zip"
-    with CacheWriter(other, in_memory_keys=["y"]) as w:
-        w.extend({"image": edcache.ImageFile(b"\xff\xd8 no image"), "y": k} for k in range(4))
-    text = r"of .*a\.zip have x: array, y: int, those of .*other\.zip have image: imagefile, y: int; no batch"
-    with pytest.warns(RuntimeWarning, match=text):
-        edcache.concat([opened(p) for p in (a, b, other)]).save(tmp_path / "new.zip")
-    assert edcache.verify(tmp_path / "new.zip").problems == []
-    opened([a, b]).save(tmp_path / "alike.zip")
 
 
 def test_archives_that_do_not_go_together_are_refused(tmp_path):

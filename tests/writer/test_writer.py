@@ -213,7 +213,7 @@ def test_options_that_contradict_the_archive_are_refused(path):
         ({"compression": "zstd:19"}, "compression='zstd:19', but the archive was begun with 'zstd'"),
         ({"codec": "pickle"}, "codec='pickle', but the archive was begun with 'native'"),
         ({"in_memory_keys": ["z"]}, r"in_memory_keys=\['z'\], but the archive was begun with \['y'\]"),
-        ({"chunk_size": 0}, "chunk_size=0; give 1 or more"),
+        ({"chunk_size": 0}, "chunk_size=0; give an integer of 1 or more"),
         ({"sync": "often"}, "sync='often'; choose one of 'never', 'seal', 'chunk'"),
     ):
         with pytest.raises(OptionError, match=message):

@@ -28,6 +28,10 @@ _EXTRAS: Final = dict.fromkeys(_S3, "edcache[s3]") | dict.fromkeys(_GS, "edcache
 # s3fs has 10, over which 250 ranges took 2.0 s at a latency of 50 ms, over these 1.2.
 _CONNECTIONS: Final = 64
 # Their servers show an object when its upload is complete.
+# Samples in Redis have a key each, and are no archive.
+_REDIS: Final = ("redis", "rediss", "unix")
+_REDIS_READS_SO: Final = "samples in Redis are read by edcache.compat.kappadata.RedisDataset(source, url)"
+_KNOWN_ARE: Final = "; give a path, or a URL of s3://, gs://, hf://, https:// or another storage of fsspec"
 _WHOLE: Final = (*_S3, *_GS, "abfs", "abfss", "az", "hf")
 _BUCKETS: Final = tuple(scheme for scheme in _WHOLE if scheme != "hf")
 # Networks send more slowly than they receive.
@@ -45,6 +49,8 @@ def filesystem_of(requests: Requests) -> tuple[Any, str]:
 
     failure: Exception
     url = requests.url
+    if url.scheme in _REDIS:
+        raise OptionError(f"{url}: no place for an archive; {_REDIS_READS_SO}")
     more = {"config_kwargs": {"max_pool_connections": _CONNECTIONS}} if url.scheme in _S3 else {}
     try:
         filesystem, path = fsspec.core.url_to_fs(url.url, **(more | requests.options))
@@ -55,7 +61,9 @@ def filesystem_of(requests: Requests) -> tuple[Any, str]:
             f"reading {url.scheme}:// needs another package: {url.scrubbed(str(error))}{remedy}"
         )
     except (ValueError, TypeError) as error:
-        failure = OptionError(f"{url}: {url.scrubbed(str(error))}")
+        text = url.scrubbed(str(error))
+        remedy = _KNOWN_ARE if text.startswith("Protocol not known") else ""
+        failure = OptionError(f"{url}: {text}{remedy}")
     except Exception as error:  # noqa: BLE001 - some connect already, and raise what they like
         failure = StorageError(f"{url}: {type(error).__name__}: {url.scrubbed(str(error))}")
     else:

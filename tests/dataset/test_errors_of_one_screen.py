@@ -1,0 +1,149 @@
+"""Errors of a wrong call: their text says where to go on, and their traceback fits one screen."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import edcache
+from edcache import CachedDataset, OptionError, SourceError
+
+PACKAGE = os.path.dirname(edcache.__file__)
+
+
+class Squares(Dataset[dict[str, Any]]):
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": self.computed(index), "label": index % 3}
+
+    def computed(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            raise ArithmeticError("no square")
+        return torch.full((index + 1,), float(index**2))
+
+
+def files_of(error: BaseException) -> list[bool]:
+    """Say of each frame of a traceback, the outermost first, whether it is of the package."""
+    return [frame.filename.startswith(PACKAGE) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def cached(folder: Path) -> CachedDataset:
+    return CachedDataset(Squares(), folder / "a.zip", in_memory_keys=["label"])
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "the source raises": (
+        lambda at: CachedDataset(Squares(3), at / "b.zip"),
+        "index 3: ArithmeticError: no square",
+    ),
+    "a worker's source raises": (
+        lambda at: CachedDataset(Squares(3), at / "b.zip", num_workers=2),
+        "no square",
+    ),
+    "an absent file": (lambda at: CachedDataset.from_cache(at / "b.zip"), "no such file; check the path"),
+    "arguments swapped": (
+        lambda at: CachedDataset(str(at / "b.zip"), Squares()),
+        "a Squares stands where a path",
+    ),
+    "no place for a file": (
+        lambda _: CachedDataset(Squares(), "/proc/b.zip"),
+        "no file can be made in this folder",
+    ),
+    "a label with a slip": (lambda at: cached(at).filter("lable == 1"), "did you mean label"),
+    "a column with a slip": (lambda at: cached(at).labels["lable"], "did you mean label"),
+    "workers of a loader": (lambda at: cached(at).loader(4, num_workers=2), "num_threads"),
+    "map of a function without columns": (
+        lambda at: edcache.map(lambda batch: None, Squares(), at / "m.zip", batch_size=4),
+        "give a dict of columns",
+    ),
+    "samples in Redis": (lambda _: CachedDataset(Squares(), "redis://host/0"), "RedisDataset"),
+    "a storage that nobody knows": (lambda _: CachedDataset(Squares(), "nowhere://a.zip"), "s3://"),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), WRONG.values(), ids=WRONG)
+def test_a_wrong_call_says_what_to_do_within_two_frames_of_the_package(
+    call: Callable[[Path], object], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        call(tmp_path)
+    assert text in str(raised.value)
+    assert sum(files_of(raised.value)) <= 2
+
+
+def test_the_frames_of_a_source_that_raises_stay(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as raised:
+        CachedDataset(Squares(3), tmp_path / "a.zip")
+    cause = raised.value.__cause__
+    assert isinstance(cause, ArithmeticError)
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)][-2:] == [
+        "__getitem__",
+        "computed",
+    ]
+    assert sum(files_of(cause)) <= 2
+
+
+def test_debugging_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDCACHE_DEBUG", "1")
+    with pytest.raises(SourceError) as raised:
+        CachedDataset(Squares(3), tmp_path / "a.zip")
+    assert sum(files_of(raised.value)) > 4
+
+
+def test_the_frames_of_a_where_function_that_raises_stay(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as raised:
+        cached(tmp_path).filter(lambda table: 1 // 0)
+    assert raised.value.__cause__ is not None
+    assert traceback.extract_tb(raised.value.__cause__.__traceback__)[-1].name == "<lambda>"
+
+
+@pytest.mark.parametrize(
+    "reads", [lambda ds: next(iter(DataLoader(ds, 4))), lambda ds: next(iter(ds.loader(4)))]
+)
+def test_fields_that_vary_in_shape_name_the_collation(reads: Callable[[Any], object], tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"equal size.*edcache\.collate\(pad="):
+        reads(cached(tmp_path))
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    CachedDataset(Squares(), "~/caches/a.zip")
+    with edcache.CacheWriter("~/caches/b.zip") as writer:
+        writer.append(1)
+    assert sorted(os.listdir(tmp_path / "home/caches")) == ["a.zip", "b.zip"]
+    assert os.listdir(tmp_path) == ["home"]
+    assert len(CachedDataset.from_cache("~/caches/a.zip")) == len(edcache.numpy.open("~/caches/a.zip")) == 8
+    assert len(CachedDataset.from_cache("~/caches/*.zip")) == len(CachedDataset.from_cache("~/caches")) == 9
+    assert edcache.verify("~/caches/a.zip").samples == 8
+
+    @edcache.cachable("~/caches/{part}.zip")
+    def squares(part: str) -> Squares:
+        return Squares()
+
+    assert squares("c").path == str(tmp_path / "home/caches/c.zip")
+
+
+def test_a_folder_whose_name_begins_so_is_written_with_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CachedDataset(Squares(), "./~/a.zip")
+    assert os.path.isfile(tmp_path / "~" / "a.zip")
+
+
+def test_other_wrong_types_of_paths_are_named() -> None:
+    with pytest.raises(OptionError, match="an int stands where a path"):
+        CachedDataset(Squares(), 3)  # type: ignore[arg-type]
