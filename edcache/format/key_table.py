@@ -125,7 +125,7 @@ def pack_keys(hashes: Hashes, samples: Ints) -> tuple[memoryview, int, int]:
     Cost: 0.1 us a key; a tenth of it for hashes that rise, with few others behind them, which are merged.
     """
     upper, lower = hashes[:, 0], hashes[:, 1]
-    order = np.argsort(upper, kind="stable")  # timsort: it merges what is sorted
+    order = np.argsort(upper, kind="stable")  # timsort: it merges runs that rise
     tied = np.flatnonzero(np.diff(upper[order]) == 0)
     if len(tied):  # keys that repeat, or whose hashes have one upper half
         rows = np.union1d(tied, tied + 1)

@@ -1,6 +1,5 @@
 from .code import reached_from as reached_from
 from .keys import KEYED_COLUMNS as KEYED_COLUMNS
-from .keys import VERSION_COLUMN as VERSION_COLUMN
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
 from .keys import guessed as guessed

@@ -470,13 +470,10 @@ class Appender:
         # In a forked child, which lost the file that it inherited, another error says why.
         return self.file.closed and self._pid == os.getpid()
 
-    @property
-    def is_usable(self) -> bool:
-        """False after close(), after a failed sync, and in a forked child, which lost the file."""
-        return not (self.file.closed or self._is_failed)
-
     def check_usable(self) -> None:
         """Raise ArchiveError after close() or in a forked child, StorageError after a failed sync."""
+        if not (self.file.closed or self._is_failed):  # a child has lost the file
+            return
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
             raise ArchiveError(

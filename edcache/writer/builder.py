@@ -6,7 +6,6 @@ import struct
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -74,6 +73,8 @@ class ChunkBuilder:
         self.failures: list[Failure] = []
         self._encoder = Encoder(head.codec)
         self._compress = compressor(head.compression)
+        self._plan: FlatPlan | None = None
+        self._alignment = 0  # of its records
         self._seconds = seconds
         self._began = time.monotonic()
         self._begin(LabelCollector(spec, label_schema))
@@ -136,9 +137,19 @@ class ChunkBuilder:
     def _add(self, index: int, sample: object) -> None:
         if self._written != self.nbytes:
             self._settle()
-        plan = self._encoder.plan
-        if plan is not None and self._pack(plan, index, sample):
-            return
+        end, plan = self.nbytes, self._encoder.plan
+        if plan is not None:  # of the last sample: one like it goes straight into the buffer
+            if plan is not self._plan:
+                self._plan, self._alignment = plan, format.record_alignment(plan.nbytes)
+            offset = format.align(end, self._alignment)
+            buffer = self._room(offset, plan.nbytes)
+            if plan.pack(sample, buffer, offset):
+                self._collector.add(index, sample)
+                if offset < self._dirty:
+                    buffer[end:offset] = bytes(offset - end)
+                self._rows.frombytes(_pack_row(index, offset, plan.nbytes, plan.schema))
+                self.nbytes = offset + plan.nbytes
+                return
         try:
             encoded = self._encoder.encode_unlike(sample)
         except CodecError as error:
@@ -146,9 +157,8 @@ class ChunkBuilder:
         schema, nbytes, pieces = encoded
         if self._written != self.nbytes:
             self._settle()
-        end = self.nbytes
-        alignment, whole = _taken(nbytes)
-        offset = format.align(end, alignment)
+        offset = format.align(end, format.record_alignment(nbytes))
+        whole = nbytes + format.behind_nbytes(nbytes)
         buffer = self._room(offset, whole)
         self._collector.add(index, sample)
         if offset < self._dirty:
@@ -163,21 +173,6 @@ class ChunkBuilder:
         # All four or none, also if memory ends.
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
-
-    def _pack(self, plan: FlatPlan, index: int, sample: object) -> bool:
-        """Add a sample that is like the last one straight into the buffer; False if it is another one."""
-        end = self.nbytes
-        alignment, nbytes = _taken(plan.nbytes)  # too few for crc32s behind them
-        offset = format.align(end, alignment)
-        buffer = self._room(offset, nbytes)
-        if not plan.pack(sample, buffer, offset):
-            return False
-        self._collector.add(index, sample)
-        if offset < self._dirty:
-            buffer[end:offset] = bytes(offset - end)
-        self._rows.frombytes(_pack_row(index, offset, nbytes, plan.schema))
-        self.nbytes = offset + nbytes
-        return True
 
     def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
         """Add samples from a row on, as `add_columns` or `add`, or refuse the one that raised; returns how many."""
@@ -319,12 +314,6 @@ class ChunkBuilder:
         if self.failures:
             appender.amend(failed=[failure.to_json() for failure in self.failures])
             self.failures = []
-
-
-@lru_cache
-def _taken(nbytes: int) -> tuple[int, int]:
-    """Return the alignment of a record, and its bytes with the crc32s behind it; most records are of few sizes."""
-    return format.record_alignment(nbytes), nbytes + format.behind_nbytes(nbytes)
 
 
 def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:

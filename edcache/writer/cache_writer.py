@@ -287,8 +287,6 @@ class CacheWriter:
             self.flush()
 
     def _check_usable(self) -> None:
-        if self._appender.is_usable and not self._is_broken:
-            return
         if self._appender.closed:
             text = f'{self.path}: this writer is closed; open the archive with mode="a"'
             raise base.ArchiveError(text, path=self.path)
