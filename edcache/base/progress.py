@@ -36,11 +36,12 @@ class Progress:
         is_first: True if no other process filled when this fill began. Only the first one prints lines.
 
     It is shown from `begin` on, or from the first call with (done, total). Without a bar, a line comes every 30 seconds
-    or every tenth, if that is sooner, and one at the end.
+    or every tenth, if that is sooner, and one at the end, without the samples that are counted as `failed` by then.
     """
 
     _bar: Any = None
     _has_begun = _has_lines = False
+    failed = 0
 
     def __init__(
         self, name: str, show: Show, *, doing: str = "caching", unit: str = "", is_first: bool = True
@@ -107,7 +108,9 @@ class Progress:
         if self._has_lines and kind is None:
             seconds = time.monotonic() - self._began
             if self._is_fill or seconds >= _LEAST_SECONDS:
-                self._print(f" in {timedelta(seconds=round(seconds))}")
+                failed = f", {self.failed:,} failed," if self.failed else ""
+                self.done -= self.failed
+                self._print(f"{failed} in {timedelta(seconds=round(seconds))}")
 
     def _count(self) -> str:
         if self._unit:

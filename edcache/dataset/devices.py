@@ -1,25 +1,61 @@
-"""Devices of `map`: which ones, and the function on one, whose results arrive later."""
+"""Devices of `map`: which ones, the function on one, whose results arrive later, and the engine of a fill by it.
+
+A batch is submitted, read (`_Readers`), launched, and arrives. On a GPU one is launched ahead: it is computed while the
+one before it travels back and is stored. A batch that cannot be read or launched, or raises, is computed by the engine
+of this process (writer/engine.py:Here), and so are the batches that readers had when one of them died.
+
+What must never happen: that the results of one batch are given for another. So batches are launched and asked for in
+the order of their submissions. Nor that a process which reads outlives its parent: a thread of it looks.
+"""
 
 from __future__ import annotations
 
 import inspect
 import itertools
 import os
+import re
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from multiprocessing import RawValue, current_process
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.worker import WorkerInfo
 
-from edcache.base import OptionError, shown
+from edcache import base
+from edcache.base import OptionError, PerProcess, shown
+from edcache.dataset.loader import pinned, work_alone
 from edcache.identity import reached_from
+from edcache.reader import Memory, fresh
+from edcache.storage import own_positions
+from edcache.writer import BatchEngine, Here, MadeRows, PartOfBatch, Pending, await_end, begin_alone, counted
 
 Function: TypeAlias = Callable[[Any], Any]
 Arrive: TypeAlias = Callable[[], Any]
 """Waits for the result of a batch. Raises: as the device does, also for an earlier batch."""
 Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
+Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
+"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
+Read: TypeAlias = Callable[[], list[Bucket]]
+"""Waits until a batch is read. Raises: as its source."""
+Before = TypeVar("Before")
+After = TypeVar("After")
+
+# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
+_TOLD_SECONDS, _MUCH = 10, 0.1
+# Batches that each reader reads ahead; and threads that gather: one is not enough for a fast model.
+_READ_AHEAD: Final = 2
+_LEAST_THREADS: Final = 2
+
+_source: BatchSource  # of a process that reads
 
 
 def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
@@ -82,40 +118,214 @@ def check_frozen(fn: Function) -> Function:
 
 
 class OnDevice:
-    """Function of batches on a device.
+    """Function of batches on a device of this process.
 
     fn: a module, which is moved there, or a function of the device that returns the function.
-    Attributes: busy: seconds that the batches took which have arrived.
+    Attributes: device: may be set until the first batch. busy: seconds that the batches took which have arrived.
     """
 
     def __init__(self, fn: Function, device: torch.device) -> None:
-        self._device = device
+        self._maker, self.device = fn, device
+        self._fn = PerProcess[Function]()
         self.busy = 0.0
-        self._fn = fn.to(device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(device))
 
     def launch(self, batch: Any) -> Arrive:
         """Compute a batch; on a GPU the result arrives later."""
+        fn, device = self._fn.get(self._make), self.device
         with torch.no_grad():
-            if self._device.type != "cuda":
+            if device.type != "cuda":
                 began = time.perf_counter()
-                made = taken(self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device))))
+                made = taken(fn(_map_tensors(batch, lambda tensor: tensor.to(device))))
                 self.busy += time.perf_counter() - began
                 return lambda: made
-            with torch.cuda.device(self._device):
+            with torch.cuda.device(device):
                 begun, arrived = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                # From pinned memory: else the copy would wait for the batch before.
+                batch = _map_tensors(batch, _pin)
                 begun.record()
-                made = self._fn(
-                    _map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
-                )
+                made = fn(_map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True)))
                 # Into pinned memory, while the device goes on.
                 made = taken(made, non_blocking=True)
                 arrived.record()
         return partial(self._arrive, made, begun, arrived)
 
+    def _make(self) -> Function:
+        fn = self._maker
+        return fn.to(self.device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(self.device))
+
     def _arrive(self, made: Any, begun: torch.cuda.Event, arrived: torch.cuda.Event) -> Any:
         arrived.synchronize()
         self.busy += begun.elapsed_time(arrived) / 1000
         return made
+
+
+class BatchSource(Protocol):
+    """Source of a DeviceEngine."""
+
+    @property
+    def gathers(self) -> bool:
+        """True if a batch is read by one gather a field, without code of the user."""
+        ...
+
+    def read(self, indices: list[int], memory: Memory = fresh) -> list[Bucket]:
+        """Read and collate samples: all, or the samples of each shape."""
+        ...
+
+    def joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
+        """Return the results of the buckets of a batch as samples: columns, or a list."""
+        ...
+
+
+class DeviceEngine(BatchEngine):
+    """Engine of a device.
+
+    here: computes the batches that this cannot. readers: threads or processes that read ahead; see `_Readers`.
+    progress: whether a line tells how long the device waited.
+    """
+
+    gives_batches = True
+
+    def __init__(
+        self, source: BatchSource, fn: OnDevice, here: Here, readers: int, progress: base.Show
+    ) -> None:
+        self._source, self._fn, self._here, self.watch = source, fn, here, here.watch
+        self._progress = progress
+        is_cuda = fn.device.type == "cuda"
+        self._readers = _Readers(source, readers, pinned if is_cuda else fresh)
+        # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
+        self._most_launched = 2 if is_cuda else 1
+        self.depth = self._most_launched + _READ_AHEAD * self._readers.count
+        # Batches that are not launched, and the ones that are: None if one could not be.
+        self._waiting = deque[tuple[list[int], Read]]()
+        self._launched = deque[list[tuple[Bucket, Arrive]] | None]()
+
+    def __enter__(self) -> DeviceEngine:
+        self._began, self._busy = time.monotonic(), self._fn.busy
+        return self
+
+    def submit(self, indices: list[int]) -> Pending:
+        """Let a batch be read; one that has ended a process is neither read nor computed here."""
+        if self._here.is_suspect(indices):
+            return self._here.submit(indices)
+        self._waiting.append((indices, self._readers.begin(self._here.rows(indices))))
+        return partial(self._result, indices)
+
+    def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
+        """Launch the next batches, and wait for the first, `indices`."""
+        while self._waiting and len(self._launched) < self._most_launched:
+            self._launched.append(self._tried(self._launch, *self._waiting.popleft()))
+        launched = self._launched.popleft()
+        made = None if launched is None else self._tried(self._arrive, indices, launched)
+        return self._here.compute(indices) if made is None else [(indices, made)]
+
+    def _launch(self, indices: list[int], read: Read) -> list[tuple[Bucket, Arrive]]:
+        """Wait until a batch is read, and launch each shape of it."""
+        return [(bucket, self._fn.launch(bucket[1])) for bucket in read()]
+
+    def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeRows:
+        results = [(bucket, arrive()) for bucket, arrive in launched]
+        return counted(self._source.joined(self._here.rows(indices), results), len(indices))
+
+    def _tried(
+        self, step: Callable[[list[int], Before], After], indices: list[int], given: Before
+    ) -> After | None:
+        """Take a step of a batch. None if it raises, as a device may later: computed here, the batch raises again."""
+        try:
+            with self.watch.begin(indices[0], len(indices)):
+                return step(indices, given)
+        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
+            return None
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        """End the readers, and tell in which part of the time the device had no batch."""
+        self._readers.end(is_failed=kind is not None)
+        seconds = time.monotonic() - self._began
+        if kind is None and seconds >= _TOLD_SECONDS:
+            part = max(0.0, 1 - (self._fn.busy - self._busy) / seconds)
+            text = f"{self._fn.device}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
+            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
+
+
+class _Readers:
+    """Threads that gather the batches of a cache; processes that read any other source, since its code is the user's.
+
+    memory: of what threads gather. Attributes: count: without any a batch is read when it is taken.
+    """
+
+    def __init__(self, source: BatchSource, count: int, memory: Memory) -> None:
+        self._source, self._memory = source, memory
+        self.count = max(count, _LEAST_THREADS) if source.gathers else count
+        self._is_over = RawValue("b", 0)
+        self._pool: Executor | None = None
+
+    def begin(self, indices: list[int]) -> Read:
+        """Begin to read a batch."""
+        here = partial(self._source.read, indices, self._memory)
+        if not self.count:
+            return here
+        if self._pool is None:
+            self._pool = self._start()
+        pool, task = self._pool, here if self._source.gathers else partial(_read_there, indices)
+        try:
+            return partial(self._read, pool, pool.submit(task))
+        except BrokenExecutor:
+            self._note_death(pool)
+            return self.begin(indices)
+
+    def _start(self) -> Executor:
+        if self._source.gathers:
+            return ThreadPoolExecutor(self.count, "edcache-map", work_alone, (torch.get_num_threads(),))
+        given = self._source, self.count, self._is_over
+        return ProcessPoolExecutor(self.count, initializer=_begin_reader, initargs=given)
+
+    def _read(self, pool: Executor, batch: Future[list[Bucket]]) -> list[Bucket]:
+        try:
+            return batch.result()
+        except BrokenExecutor:
+            self._note_death(pool)
+            raise
+
+    def _note_death(self, pool: Executor) -> None:
+        """Let others read the next batches when a reader was killed, perhaps amid a batch."""
+        if self._pool is pool:
+            base.warn(
+                "a process that reads batches ahead ended, perhaps for want of memory, which fewer num_workers= need "
+                "less of; the batches that were to be read are computed one by one"
+            )
+            self._pool = None
+
+    def end(self, *, is_failed: bool) -> None:
+        """End the readers; after a failure the ones that read too."""
+        self._is_over.value = is_failed
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def _begin_reader(source: Any, count: int, is_over: Any) -> None:
+    """Begin a process that reads. It ends with its parent, and has none of its parent's handlers of signals."""
+    global _source
+    _source = source
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    own_positions()
+    number = int(re.findall(r"\d+", current_process().name)[-1])  # of all that the parent started
+    begin_alone(number)
+    # For a source that asks `get_worker_info`; and for torch, which then collates into shared memory: no copy sends it.
+    torch_worker._worker_info = WorkerInfo(id=number % count, num_workers=count, seed=number, dataset=source)
+    threading.Thread(target=_end_reader, args=(is_over,), daemon=True).start()
+
+
+def _end_reader(is_over: Any) -> None:
+    await_end(lambda: is_over.value)
+    os._exit(1)
+
+
+def _read_there(indices: list[int]) -> list[Bucket]:
+    return _source.read(indices)
+
+
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def taken(made: Any, *, non_blocking: bool = False) -> Any:

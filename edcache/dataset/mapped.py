@@ -1,59 +1,45 @@
 """`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset.
 
-A batch for a device is submitted, read (in the order of the submissions: of a cache by threads, which gather it as
-`ds.loader` does; of any other source by processes), launched, and arrives. On a GPU
-one is launched ahead: it is computed while the one before it travels back and is stored. A batch that cannot be read or
-launched, or raises, is computed by the engine of this process (writer/engine.py:Here).
-
-What must never happen: that the results of one batch are given for another. So batches are read, launched and asked for
-in one order.
+Its source computes them: `Mapped` one at a time; `MappedBatches` many by one call, in this process or, read ahead, on
+devices (dataset/devices.py).
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import signal
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from datetime import timedelta
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, CodecError, OptionError, takes
 from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.devices import Arrive, Devices, Function, OnDevice, check_frozen, devices_of, taken
+from edcache.dataset.devices import (
+    Bucket,
+    DeviceEngine,
+    Devices,
+    Function,
+    OnDevice,
+    check_frozen,
+    devices_of,
+    taken,
+)
 from edcache.dataset.indexing import Readable, batch_of, reading_of, runs_functions
 from edcache.dataset.keys import keys_from, record_versions, stores_records
-from edcache.dataset.loader import pinned, work_alone
 from edcache.dataset.transforms import Draw
 from edcache.reader import Memory, fresh
-from edcache.storage import own_positions
-from edcache.writer import BatchEngine, Here, PartOfBatch, Pending, counted
+from edcache.writer import BatchEngine, Here
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Bucket: TypeAlias = tuple[list[int], Any, dict[str, Any]]
-"""Samples of one shape in a batch: their positions in it, the samples collated, and their fields to keep."""
-
-# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
-_TOLD_SECONDS, _MUCH = 10, 0.1
-# Batches that each reader reads ahead; and threads that gather: one is not enough for a fast model.
-_READ_AHEAD: Final = 2
-_LEAST_THREADS: Final = 2
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -149,15 +135,9 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     return [*labels, *(key for key in keys or () if key not in labels)]
 
 
-class _Map(Protocol):
-    """Function that `mapped` makes."""
-
-    def __call__(self, source: Any, path: str | os.PathLike[str] | None = None) -> CachedDataset[Any]:
-        """Return the cache of the results for a source. path: in the place of the decorator's."""
-        ...
-
-
-def mapped(path: str | os.PathLike[str] | None = None, **options: Any) -> Callable[[Function], _Map]:
+def mapped(
+    path: str | os.PathLike[str] | None = None, **options: Any
+) -> Callable[[Function], Callable[..., CachedDataset[Any]]]:
     """Turn a function of a sample, or of a batch, into one of a dataset: it returns the cache of the results.
 
     Args:
@@ -171,7 +151,7 @@ def mapped(path: str | os.PathLike[str] | None = None, **options: Any) -> Callab
     >>> test = features(test_images, "test-features.zip")
     """
 
-    def decorate(fn: Function) -> _Map:
+    def decorate(fn: Function) -> Callable[..., CachedDataset[Any]]:
         @functools.wraps(fn)
         def call(source: Any, path: str | os.PathLike[str] | None = path) -> CachedDataset[Any]:
             if path is None:
@@ -191,6 +171,7 @@ class Mapped(Dataset[Any]):
     """
 
     __edcache_ignore__ = ("sample_keys", "sample_versions")  # which are compared sample by sample
+    __edcache_raiser__ = "the function of map, or its source,"
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
@@ -252,21 +233,15 @@ class Mapped(Dataset[Any]):
         return [least[key] for key in keys]
 
     def _versions_with_kept(self, tell: Callable[[], Sequence[Any]] | None) -> list[Any]:
-        """Return versions with what `keep` takes of each sample."""
-        return [*zip(*([] if tell is None else [tell()]), *self._kept_columns(), strict=True)]
-
-    def _kept_columns(self) -> Iterator[list[Any]]:
+        """Return versions with what `keep` takes of each sample; no field of two samples is in memory at once."""
         described = identity.Settings().describe
-        samples = [self._fields_of(index) for index in range(len(self.source) if self._fields else 0)]
-        for name in self._keep:
-            if name in self._labels:
-                yield self.source.labels.to_list(name)
-            else:
-                yield [[*described(sample[name])] for sample in samples]
-
-    def _fields_of(self, index: int) -> dict[str, Any]:
-        sample = self.source[self._positions([index])[0]]
-        return {name: sample[name] for name in self._fields}
+        fields: dict[str, list[Any]] = {name: [] for name in self._fields}
+        for index in range(len(self.source) if fields else 0):
+            sample = self.source[self._positions([index])[0]]
+            for name, told in fields.items():
+                told.append([*described(sample[name])])
+        kept = [fields[name] if name in fields else self.source.labels.to_list(name) for name in self._keep]
+        return [*zip(*([] if tell is None else [tell()]), *kept, strict=True)]
 
     def _positions(self, indices: list[int]) -> list[int]:
         """Return positions to read; of a source with seeded transforms as it is in epoch 0, also later."""
@@ -301,39 +276,24 @@ class MappedBatches(Mapped):
     """Source of a mapped cache: results of a function of batches, which are computed here, or on devices."""
 
     _devices: Sequence[torch.device] = ()
-    _device = torch.device("cpu")
     _on_device: OnDevice | None = None
     _readers = 0
     _progress: base.Show = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on_device": None}
 
     def compute_on(self, devices: Sequence[torch.device], readers: base.Workers, progress: base.Show) -> None:
         """Compute on devices, each process of a fill on one. readers: processes that read ahead for each."""
         self._progress = None if callable(progress) else progress
         # Not all processors for each, if "auto" counts them.
         count = writer.worker_count(readers)
-        self._devices, self._device = devices, devices[0]
+        self._devices, self._on_device = devices, OnDevice(self.fn, devices[0])
         self._readers = count if isinstance(readers, int) else max(1, count // len(devices))
 
     def __edcache_engine__(self, here: Here, slot: int) -> BatchEngine | None:
         """Return the engine of one of the processes of a fill: of the device of its number; None without devices."""
-        if not self._devices:
-            return None
-        self._device = self._devices[slot % len(self._devices)]
-        return DeviceEngine(self, here, self._device, self._readers, self._progress)
-
-    def launch(self, batch: Any) -> Arrive:
-        """Compute a batch on the device of this process; its result arrives later."""
         if self._on_device is None:
-            self._on_device = OnDevice(self.fn, self._device)
-        return self._on_device.launch(batch)
-
-    @property
-    def busy(self) -> float:
-        """Seconds that the device took for the batches which have arrived."""
-        return 0.0 if self._on_device is None else self._on_device.busy
+            return None
+        self._on_device.device = self._devices[slot % len(self._devices)]
+        return DeviceEngine(self, self._on_device, here, self._readers, self._progress)
 
     def __getitem__(self, index: int) -> Any:
         return _samples(self.__getitems__([index]))[0]
@@ -371,8 +331,8 @@ class MappedBatches(Mapped):
         return positions, default_collate(samples), kept
 
     def _call(self, batch: Any) -> Any:
-        if self._devices:
-            return self.launch(batch)()
+        if self._on_device is not None:
+            return self._on_device.launch(batch)()
         with torch.no_grad():
             return taken(self.fn(batch))
 
@@ -394,171 +354,6 @@ class MappedBatches(Mapped):
         )
         _check_count(columns, len(indices))
         return self._with_kept(columns, self._labels_of(indices) | kept)
-
-
-class DeviceEngine(BatchEngine):
-    """Engine of a device.
-
-    here: computes the batches that this cannot. readers: processes that read ahead; without any this process reads.
-    progress: whether a line tells how long the device waited.
-    """
-
-    gives_batches = True
-
-    def __init__(
-        self, source: MappedBatches, here: Here, device: torch.device, readers: int, progress: base.Show
-    ) -> None:
-        self._source, self._here, self.watch = source, here, here.watch
-        self._device, self._progress = device, progress
-        self._readers = max(readers, _LEAST_THREADS) if source.gathers else readers
-        # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
-        self._is_cuda = device.type == "cuda"
-        self._most_launched = 2 if self._is_cuda else 1
-        # One more than are read and launched, since a reader gets the next batch when one that was read is taken.
-        self.depth = self._most_launched + _READ_AHEAD * self._readers
-        # Indices of batches that no reader has yet; of batches that are not launched; and the batches that are.
-        self._asked, self._waiting = deque[list[int]](), deque[list[int]]()
-        self._launched = deque[list[tuple[Bucket, Arrive]]]()
-        self._lost = 0
-        self._read: Iterator[list[Bucket]] | None = None
-        self._handler: Any = None  # of SIGCHLD, as it was before
-
-    def __enter__(self) -> DeviceEngine:
-        self._began, self._busy = time.monotonic(), self._source.busy
-        return self
-
-    def submit(self, indices: list[int]) -> Pending:
-        """Let a batch be read; one that has ended a process is neither read nor computed here."""
-        if self._here.is_suspect(indices):
-            return self._here.submit(indices)
-        self._waiting.append(indices)
-        self._asked.append(self._here.rows(indices))
-        return Pending(partial(self._result, indices))
-
-    def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
-        """Launch the next batches, and wait for the first, `indices`."""
-        while self._waiting and len(self._launched) < self._most_launched:
-            self._launched.append(self._launch(self._waiting.popleft()))
-        self.watch.begin(indices[0], len(indices))
-        try:
-            results = [(bucket, arrive()) for bucket, arrive in self._launched.popleft()]
-            made = counted(self._source.joined(self._here.rows(indices), results), len(indices))
-        except Exception:  # noqa: BLE001 - computed here, the batch raises it again; a device raises later, too
-            return self._here.compute(indices)
-        finally:
-            self.watch.made()
-        return [(indices, made)]
-
-    def _launch(self, indices: list[int]) -> list[tuple[Bucket, Arrive]]:
-        """Wait until a batch is read, and launch each shape of it; none if it could not be."""
-        if self._lost:
-            self._lost -= 1
-            return []
-        self.watch.begin(indices[0], len(indices))
-        try:
-            buckets = self._next()
-        except (RuntimeError, OSError, EOFError) as error:  # a reader was killed, perhaps amid a batch
-            base.warn(f"{error}; the batches that were to be read are computed one by one")
-            self._read = None
-            self._asked.clear()
-            self._lost = len(self._waiting)
-            return []
-        try:
-            return [(bucket, self._source.launch(bucket[1])) for bucket in buckets]
-        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
-            return []
-
-    def _next(self) -> list[Bucket]:
-        """Return the batch that was asked for first; readers end when all that was asked for is read."""
-        if self._read is not None:
-            buckets = next(self._read, None)
-            if buckets is not None:
-                return buckets
-        self._read = self._by_threads() if self._source.gathers else self._by_processes()
-        return next(self._read)
-
-    def _by_threads(self) -> Iterator[list[Bucket]]:
-        read = partial(_Reading(self._source).read, memory=pinned if self._is_cuda else fresh)
-        running = deque[Future[list[Bucket]]]()
-        with ThreadPoolExecutor(self._readers, "edcache-map", work_alone, (torch.get_num_threads(),)) as pool:
-            try:
-                while True:
-                    most = _READ_AHEAD * self._readers - len(running)
-                    running += [pool.submit(read, one) for one in islice(_Asked(self._asked), most)]
-                    if not running:
-                        return
-                    yield running.popleft().result()
-            finally:
-                for future in running:
-                    future.cancel()
-
-    def _by_processes(self) -> Iterator[list[Bucket]]:
-        handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
-        is_torchs = getattr(handler, "__module__", "").startswith("torch.")
-        read = iter(
-            DataLoader(
-                _Reading(self._source),
-                batch_size=None,
-                sampler=_Asked(self._asked),
-                num_workers=self._readers,
-                collate_fn=_unchanged,
-                worker_init_fn=own_positions,
-                pin_memory=self._is_cuda,
-            )
-        )
-        if threading.current_thread() is threading.main_thread():
-            # torch's handler raises the death of a reader at any place of this thread, as amid an append. Without it
-            # `next` raises, within five seconds.
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL if is_torchs else handler)
-            self._handler = handler if self._handler is None else self._handler
-        return read
-
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        """End the readers, and tell in which part of the time the device had no batch."""
-        self._read = None
-        if self._handler is not None:
-            signal.signal(signal.SIGCHLD, self._handler)
-        seconds = time.monotonic() - self._began
-        if kind is None and seconds >= _TOLD_SECONDS:
-            part = max(0.0, 1 - (self._source.busy - self._busy) / seconds)
-            text = f"{self._device}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
-            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
-
-
-class _Asked:
-    """Sampler of a DataLoader: the batches that wait for a reader. It goes on after its end, when more wait."""
-
-    def __init__(self, asked: deque[list[int]]) -> None:
-        self._asked = asked
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self
-
-    def __next__(self) -> list[int]:
-        if not self._asked:
-            raise StopIteration
-        return self._asked.popleft()
-
-
-class _Reading(Dataset[Any]):
-    """Batches of a source, by their indices; none of a batch that cannot be read."""
-
-    def __init__(self, source: MappedBatches) -> None:
-        self._source = source
-
-    def __getitem__(self, indices: Any) -> list[Bucket]:
-        return self.read(indices)
-
-    def read(self, indices: list[int], memory: Memory = fresh) -> list[Bucket]:
-        """Read a batch into memory; its shapes."""
-        try:
-            return self._source.read(indices, memory)
-        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
-            return []
-
-
-def _unchanged(buckets: Any) -> Any:
-    return buckets
 
 
 def _samples(columns: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .engine import BatchEngine as BatchEngine
 from .engine import Here as Here
+from .engine import MadeRows as MadeRows
 from .engine import PartOfBatch as PartOfBatch
 from .engine import Pending as Pending
 from .engine import counted as counted
@@ -52,3 +53,5 @@ from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
+from .worker import await_end as await_end
+from .worker import begin_alone as begin_alone

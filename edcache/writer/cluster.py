@@ -52,7 +52,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 class Cluster(BatchEngine):
     """Executor of a job, `job.options.executor`. head: of the archive, which says how records are encoded."""
 
-    depth, encodes = _IN_FLIGHT, True
+    depth = _IN_FLIGHT
 
     def __init__(self, job: Job, head: Head) -> None:
         self._job = replace(job, head=head)
@@ -66,7 +66,7 @@ class Cluster(BatchEngine):
             future = self._executor.submit(encode_samples, job, indices)
         except BrokenExecutor as failure:
             raise self._failed(failure) from failure  # a process of it died between two tasks
-        self._tasks[future] = Pending(partial(self._result, future))
+        self._tasks[future] = partial(self._result, future)
         return self._tasks[future]
 
     def ended(self, running: deque[Pending]) -> list[Pending]:

@@ -1,6 +1,6 @@
 """Worker processes that fill an archive together, and the process that looks after them.
 
-Each runs the loop (writer/part.py) with an engine of its own, and finds its work by the archive's claims: no batch and
+Each runs the loop (writer/loop.py) with an engine of its own, and finds its work by the archive's claims: no batch and
 no record passes between processes, and chunks are published as soon as they are due. The process that looks after them
 counts what no worker can: a worker that dies is replaced; a batch that ends its process, or takes too long, is computed
 one by one by the next workers; a sample that ends its process three times, or takes too long, is recorded as failed,
@@ -19,12 +19,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any, Final
 
-from edcache.base import OptionError, SourceError
+from edcache.base import OptionError, SourceError, foreign_code
 from edcache.format import Failure
 from edcache.identity import Recomputed
 from edcache.storage import storage_error
@@ -229,23 +229,24 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
         os._exit(_NO_GUARD)
     asked = job.options.multiprocessing_context
     context: Any = multiprocessing.get_context(asked) if isinstance(asked, str | None) else asked
-    end = None
-    try:
-        place = context.RawArray("q", 3)
-        results, end = context.Pipe(duplex=False)
-        process = context.Process(target=work, args=(job, place, slot, number, end), name=f"{_NAME}{number}")
-        process.start()
-        return _Worker(process, results, place, slot)
-    except OSError as error:
-        raise storage_error(job.path, "starting a worker process", error) from error
-    except Exception as error:  # pickling runs code of the source
-        raise OptionError(
+
+    def refused(error: Exception) -> Exception:
+        if isinstance(error, OSError):
+            return storage_error(job.path, "starting a worker process", error)
+        return OptionError(
             f"{job.path}: the source cannot be sent to worker processes: {error}; use "
             f'num_workers=0, or multiprocessing_context="fork"'
-        ) from error
-    finally:
-        if end is not None:
-            end.close()
+        )
+
+    with foreign_code(refused):  # pickling runs code of the source
+        place = context.RawArray("q", 3)
+        results, end = context.Pipe(duplex=False)
+        with closing(end):
+            process = context.Process(
+                target=work, args=(job, place, slot, number, end), name=f"{_NAME}{number}"
+            )
+            process.start()
+        return _Worker(process, results, place, slot)
 
 
 def _end_worker(worker: _Worker, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Engines of a fill: what computes a batch of samples. `writer/part.py` has the loop that asks them.
+"""Engines of a fill: what computes a batch of samples. `writer/loop.py` has the loop that asks them.
 
     Here                 this process, by `source[index]`, or by one call for a batch
     cluster.Cluster      tasks of an executor, whose results are chunks
@@ -6,10 +6,10 @@
 
 An engine must
 - take any batch at `submit` without waiting for its samples, and remember at most `depth` of these;
-- give each sample of a batch, or its error, exactly once, under the index that was asked for, in `Pending.result`;
+- give each sample of a batch, or its error, exactly once, under the index that was asked for, when `Pending` is called;
 - compute a batch by `Here` that it cannot compute itself: so want of memory halves a batch, any other error has its
   samples computed one by one, and the one that raises is named, in one place for all engines;
-- say to `Watch` what it computes before each call of code of the user, since that may hang or end the process.
+- call code of the user inside of `with watch.begin(...)`, since that code may hang or end the process.
 
 A crew (writer/crew.py) is no engine, but processes that run the loop, each with an engine of its own.
 """
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -33,43 +33,47 @@ from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
-from edcache.writer.source import batches_of, is_stream, reraise_interrupt, root_of, rows_in_root, text_of
+from edcache.writer.source import (
+    batches_of,
+    is_interrupt,
+    is_stream,
+    refusal,
+    root_of,
+    rows_in_root,
+    text_of,
+)
 
 MadeRows: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
 PartOfBatch: TypeAlias = tuple[list[int], MadeRows | Failure | Chunk]
 """Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
+Pending: TypeAlias = Callable[[], Iterable[PartOfBatch]]
+"""Waits for the samples of a batch that an engine was given, and gives them in parts, once.
+
+Raises: EdcacheError, the fill cannot go on; parts that were given before stay.
+"""
 
 # Parts of the texts of errors that no exception class tells apart: of torch, CUDA, cuBLAS and XLA.
 _WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
-# Options of `map` whose errors are of the call, not of a sample.
-_OF_MAP: Final = "fn", "keep"
 
 
-class Watch:
-    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process."""
+class Watch(AbstractContextManager["Watch"]):
+    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process.
 
-    def begin(self, index: int, count: int) -> None:
-        """Tell that `count` samples from `index` on are being computed; (-1, 0): that a claim is waited for.
+    >>> with watch.begin(index, 1):  # raises an error that ends the fill, if a signal ends this process meanwhile
+    ...     sample = source[index]
+    >>> watch.end()  # when the sample is added
+    """
 
-        Raises: until `made`, an error that ends the fill, if a signal ends this process.
-        """
+    def begin(self, index: int, count: int) -> Watch:
+        """Tell that `count` samples from `index` on are being computed; (-1, 0): that a claim is waited for."""
+        return self
 
-    def made(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Tell that they are computed, and are to be added."""
 
     def end(self) -> None:
         """Tell that they are added, or that the wait is over."""
-
-
-class Pending(NamedTuple):
-    """Batch that an engine was given.
-
-    result: waits for its samples, and gives them in parts, once. Raises: EdcacheError, the fill cannot go on; parts
-        that were given before stay.
-    """
-
-    result: Callable[[], Iterable[PartOfBatch]]
 
 
 class BatchEngine(AbstractContextManager["BatchEngine"]):
@@ -77,12 +81,12 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
 
     depth: most batches to submit before the first result is taken.
     gives_batches: True if a batch is computed by one call. takes_any: True if that may be of any size.
-    encodes: True if results are chunks. watch: told what this process computes.
+    watch: told what this process computes.
     """
 
     watch = Watch()
     depth = 1
-    gives_batches = takes_any = encodes = False
+    gives_batches = takes_any = False
 
     @abstractmethod
     def submit(self, indices: list[int]) -> Pending:
@@ -103,8 +107,8 @@ class Here(BatchEngine):
         self.gives_batches = self._ask is not None and not self.takes_any
 
     def submit(self, indices: list[int]) -> Pending:
-        """Note a batch, which `Pending.result` computes."""
-        return Pending(partial(self.compute, indices))
+        """Return what computes a batch."""
+        return partial(self.compute, indices)
 
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
@@ -117,47 +121,41 @@ class Here(BatchEngine):
         """True if a batch with one of these has ended its process: they are to be computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
 
-    def compute(self, indices: list[int]) -> Iterator[tuple[list[int], MadeRows]]:
+    def compute(
+        self, indices: list[int], *, one_by_one: bool = False
+    ) -> Iterator[tuple[list[int], MadeRows]]:
         """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
 
         Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
             the next ones; or with the SourceError of a sample that raises.
-        Raises: OptionError, an argument of `map` makes wrong results of every batch.
+        Raises: OptionError, it names an option: an argument of the user's call is wrong, and so is every sample.
         """
-        parts = [indices]
+        source = self._job.source
+        parts = [(indices, None if one_by_one or self.is_suspect(indices) else self._ask)]
         while parts:
-            part, is_halved = parts.pop(), False
-            if self._ask is not None and not self.is_suspect(part):
-                made: Any = None
-                self.watch.begin(part[0], len(part))
-                try:
-                    made = counted(self._ask(part), len(part))
-                except BaseException as error:  # of the source: computed alone, a sample that raises is named
-                    reraise_interrupt(error, part[0])
-                    if isinstance(error, OptionError) and error.option in _OF_MAP:
-                        raise
-                    is_halved = len(part) > 1 and _is_want_of_memory(error)
-                    if len(part) > 1 and not is_halved:
-                        _warn_of(error, self._job, part)
-                finally:
-                    self.watch.made()
-                # Here no error holds the memory of the batch any more.
-                if made is not None:
-                    yield part, made
-                    continue
-            if is_halved:
-                half = len(part) // 2
-                parts += part[half:], part[:half]
+            part, ask = parts.pop()
+            if ask is None and len(part) > 1:
+                parts += [([index], None) for index in reversed(part)]
                 continue
-            for index in part:
-                self.watch.begin(index, 1)
-                try:
-                    made = [self._job.compute(index)]
-                except SourceError as error:
-                    made = error
-                finally:
-                    self.watch.made()
-                yield [index], made
+            made: MadeRows | None = None
+            try:
+                with self.watch.begin(part[0], len(part)):
+                    made = [source[part[0]]] if ask is None else counted(ask(part), len(part))
+            except BaseException as error:  # of the source, which may raise SystemExit
+                is_of_call = isinstance(error, OptionError) and error.option is not None
+                if is_of_call or is_interrupt(error, self._job.index_in_source(part[0])):
+                    raise
+                if ask is None:
+                    made = refusal(error, part[0], self._job.path, source)
+                elif len(part) > 1 and _is_want_of_memory(error):
+                    half = len(part) // 2
+                    parts += [(part[half:], ask), (part[:half], ask)]
+                else:
+                    parts.append((part, None))
+                    if len(part) > 1:
+                        _warn_of(error, self._job, part)
+            if made is not None:
+                yield part, made
                 del made  # no memory of it beside the next one
 
 
@@ -183,12 +181,12 @@ def samples_at(source: Any, indices: list[int]) -> list[Any]:
     return [*_each(counted(ask(indices), len(indices)))]
 
 
-def samples_of(here: Here, indices: list[int]) -> Iterator[Any]:
+def samples_of(here: Here, indices: list[int], *, one_by_one: bool = False) -> Iterator[Any]:
     """Compute samples in this process. Raises: SourceError, for one that raises.
 
     Yields: each sample; the source may change it while it computes the next one.
     """
-    for _, made in here.compute(indices):
+    for _, made in here.compute(indices, one_by_one=one_by_one):
         if isinstance(made, SourceError):
             raise made
         yield from _each(made)
@@ -205,7 +203,7 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     # The length counts different samples, and a source may repeat keys.
     end = max(index + 1, min(job.length, index + (job.options.batch_size or job.head.claim_size)))
     ways: list[Callable[[], Any]] = [
-        partial(job.compute, index),
+        lambda: next(samples_of(Here(job), [index], one_by_one=True)),
         lambda: next(samples_of(Here(job), [*range(index, end)])),
     ]
     if (stored is None or least > 1) and identity.holds_generator(job.source):

@@ -16,10 +16,10 @@ from edcache.identity import Keyed
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
-from edcache.writer.engine import BatchEngine, engine_of
+from edcache.writer.engine import engine_of
 from edcache.writer.job import Job, errors_with, outcome
+from edcache.writer.loop import FAILED, FillLoop, Presence
 from edcache.writer.match import check_length
-from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.refill import fill_keyed
 from edcache.writer.seal import seal
 from edcache.writer.source import is_stream
@@ -114,10 +114,14 @@ def _fill(job: Job) -> None:
                 if workers and appender.claims.can_lock:
                     Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
                 else:
-                    engine = engine_of(job) if job.options.executor is None else _cluster(job, appender)
-                    part = Part(job, appender, presence, engine, progress.advance)
-                    part.run(presence.missing_claims)
-            presence.update()
+                    engine = engine_of(job)
+                    if job.options.executor is not None:
+                        from edcache.writer.cluster import Cluster
+
+                        engine = Cluster(job, appender.head)
+                    FillLoop(job, appender, presence, engine, progress.advance).run()
+                presence.update()
+                progress.failed = int(np.count_nonzero(presence.state == FAILED))
             if job.order is None:
                 # Another process may have made it longer.
                 check_length(job.path, appender.chain.length, job.length)
@@ -132,12 +136,6 @@ def _fill(job: Job) -> None:
         if failed := int(np.count_nonzero(presence.state == FAILED)):
             text = f"{job.path}: {failed:,} of {job.length:,} {job.told_samples} failed"
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
-
-
-def _cluster(job: Job, appender: Appender) -> BatchEngine:
-    from edcache.writer.cluster import Cluster
-
-    return Cluster(job, appender.head)
 
 
 def _look(appender: Appender, presence: Presence, progress: base.Progress) -> None:

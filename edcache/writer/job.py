@@ -1,10 +1,9 @@
-"""Task of a fill, computing one sample of it, and its errors."""
+"""Task of a fill, and its errors."""
 
 from __future__ import annotations
 
 import os
 import re
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from edcache.writer.appender import Appender, check_order
 from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.seal import Order
-from edcache.writer.source import is_stream, refusal, reraise_interrupt, text_of
+from edcache.writer.source import is_stream, text_of, traceback_of
 from edcache.writer.store import store_at
 
 _MOST_TRACEBACK: Final = 8_000
@@ -152,14 +151,6 @@ class Job:
             seconds=seconds,
         )
 
-    def compute(self, index: int) -> Any:
-        """Return a sample of the source; SourceError if it raises."""
-        try:
-            return self.source[index]
-        except BaseException as error:  # of the source, which may raise SystemExit: it is named
-            reraise_interrupt(error, self.index_in_source(index))  # which is no failure of the sample
-            raise refusal(error, index, self.path) from error
-
     @property
     def failure_of(self) -> FailureOf | None:
         """Function that makes a Failure of an error; None if an error ends the fill."""
@@ -203,14 +194,6 @@ def outcome(path: str, kept: int, length: int | None, goes_on: bool = True, samp
         return f"{path} keeps what was computed as long as another process has it open"
     text = f"{path} keeps {kept:,} " + (samples if length is None else f"of {length:,} {samples}")
     return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
-
-
-def traceback_of(error: BaseException) -> str:
-    """Format an exception with its traceback, as Python prints it."""
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - of the user's class
-        return f"{type(error).__name__}: {text_of(error)}\n"
 
 
 class RemoteTraceback(Exception):

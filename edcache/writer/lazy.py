@@ -23,7 +23,7 @@ from edcache.identity import ENTRY
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import Here, samples_of
 from edcache.writer.job import Job
-from edcache.writer.part import Presence
+from edcache.writer.loop import Presence
 from edcache.writer.seal import seal
 from edcache.writer.spot import with_first_sample, with_state
 
@@ -177,27 +177,25 @@ class _OpenArchive:
                 self._appender.close()
 
     def _append(self) -> None:
-        try:
-            chunk = self._builder.take()
-            # A sample may have been computed in two processes at a time; it is stored once.
-            self._presence.update()
-            new = self._presence.lacking(chunk)
-            if new.count:
-                self._append_part(new)
-            self._presence.update()
-            if self._presence.complete:
-                seal(self._appender)
-        except StorageError as error:
-            if error.errno not in _FULL:
-                self._appender.close()  # opening it again reads the truth
-                raise
-            self._is_full = True
-            base.warn(f"{error}; samples that are not stored yet are computed at every read")
-        except BaseException:  # an append that an interrupt broke off, too: opening it again reads the truth
-            self._appender.close()
-            raise
-        finally:
-            self.pending.clear()
+        # After an append that broke off, by an interrupt too, opening it again reads the truth.
+        with base.on_error(self._appender.close):
+            try:
+                chunk = self._builder.take()
+                # A sample may have been computed in two processes at a time; it is stored once.
+                self._presence.update()
+                new = self._presence.lacking(chunk)
+                if new.count:
+                    self._append_part(new)
+                self._presence.update()
+                if self._presence.complete:
+                    seal(self._appender)
+            except StorageError as error:
+                if error.errno not in _FULL:
+                    raise
+                self._is_full = True
+                base.warn(f"{error}; samples that are not stored yet are computed at every read")
+            finally:
+                self.pending.clear()
 
     def _append_part(self, chunk: Chunk) -> None:
         """Append a chunk; of one that does not fit under `max_bytes` halves, down to a sample.

@@ -129,47 +129,65 @@ def check_source(source: Any, path: str) -> None:
 
 def length_of(source: Any, path: str, known: int | None = None) -> int:
     """Return the length of a source, if it is not known. SourceError: it has none; OptionError: no archive holds it."""
-    try:
-        length = len(source) if known is None else known
-    except Exception as error:  # of the source
-        raise base.SourceError(
+
+    def refused(error: Exception) -> base.SourceError:
+        return base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
             f"{text_of(error)}; give a source whose len() is a whole number from 0 up",
             path=path,
-        ) from error
-    if length >= MAX_LENGTH:
-        raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
-    return length
+        )
+
+    if known is None:
+        with base.foreign_code(refused):
+            known = len(source)
+    if known >= MAX_LENGTH:
+        raise base.OptionError(f"{path}: {known:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+    return known
 
 
-def reraise_interrupt(error: BaseException, index: int) -> None:
-    """Raise an exception again that a source's code did not cause: an interrupt, an exit by a signal.
+def is_interrupt(error: BaseException, index: int) -> bool:
+    """True for an exception that the code of a source did not cause: an interrupt, an exit by a signal.
 
-    SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.
+    An interrupt gets the index as its text. SystemExit and the like are no end of the fill when the source raises them,
+    but errors of a sample.
     """
     if isinstance(error, KeyboardInterrupt):
         error.args = error.args or (f"at index {index}",)
-        raise error
+        return True
+    if isinstance(error, Exception):
+        return False
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    if not isinstance(error, Exception) and any(
-        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
-    ):
-        raise error
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
-    """Make the SourceError of an exception that the source raised at an index."""
-    return base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}",
+def refusal(error: BaseException, index: int, path: str, source: Any) -> base.SourceError:
+    """Make the SourceError of an exception that a source raised at an index; the exception is its `__cause__`.
+
+    A source whose `__getitem__` is not the user's own says in `__edcache_raiser__` whose code it runs.
+    """
+    raiser = getattr(root_of(source), "__edcache_raiser__", "the source")
+    refused = base.SourceError(
+        f"{path}: {raiser} raised at index {index}: {type(error).__name__}: {text_of(error)}",
         path=path,
         index=index,
     )
+    refused.__cause__ = error
+    return refused
 
 
 def text_of(error: BaseException) -> str:
     """Return the text of an exception, cut if it is long; one for a `__str__` that raises."""
+    text = _told(error, str)
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def traceback_of(error: BaseException) -> str:
+    """Format an exception with its traceback, as Python prints it."""
+    return _told(error, lambda error: "".join(traceback.format_exception(error)))
+
+
+def _told(error: BaseException, tell: Callable[[BaseException], str]) -> str:
     try:
-        text = str(error)
+        return tell(error)
     except Exception as second:  # noqa: BLE001 - of the user's class
         return f"(its text raised {type(second).__name__})"
-    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."

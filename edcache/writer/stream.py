@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from edcache.base import CodecError, OptionError, Progress, warn
+from edcache.base import CodecError, OptionError, Progress, SourceError, warn
 from edcache.labels import LabelSpec
 from edcache.storage import own_positions
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.job import (
-    Job,
-    errors_with,
-    outcome,
-    worker_count,
-)
+from edcache.writer.job import Job, errors_with, outcome, worker_count
 from edcache.writer.seal import seal
-from edcache.writer.source import refusal, reraise_interrupt
+from edcache.writer.source import is_interrupt, refusal
 from edcache.writer.spot import check_before, note_seconds
 
 # First samples of each worker that are compared with another worker's, before one is stored.
@@ -69,6 +64,8 @@ def fill_stream(job: Job) -> None:
                 try:
                     began = time.monotonic()
                     for index, sample in enumerate(_samples(job)):
+                        if isinstance(sample, SourceError):
+                            raise sample
                         count = index + 1
                         if index == 0:
                             note_seconds(job, appender, time.monotonic() - began)
@@ -87,50 +84,50 @@ def fill_stream(job: Job) -> None:
 
 
 def _samples(job: Job) -> Iterator[Any]:
+    """Yield the samples of the source; the SourceError of what it raises comes last."""
     own_positions()
     num_workers = worker_count(job.options.num_workers)
-    remaining = _of_workers(job, num_workers) if num_workers else iter(job.source)
+    return _of_workers(job, num_workers) if num_workers else _given(job, job.source)
+
+
+def _given(job: Job, source: Iterable[Any]) -> Iterator[Any]:
+    """Yield what an iterable gives; the SourceError of what it raises comes last."""
+    remaining = iter(source)
     for index in itertools.count():
         try:
-            sample = next(remaining)
+            one = next(remaining)
         except StopIteration:
             return
-        except BaseException as error:  # of the source, which may raise SystemExit: it is named
-            reraise_interrupt(error, index)
-            raise refusal(error, index, job.path) from error
-        yield sample
+        except BaseException as error:  # of the source, which may raise SystemExit
+            if is_interrupt(error, index):
+                raise
+            yield refusal(error, index, job.path, job.source)
+            return
+        yield one
 
 
 def _of_workers(job: Job, num_workers: int) -> Iterator[Any]:
     """Yield samples of workers in turn; with a warning, all from this process, if each worker gives all."""
-    told = iter(
-        DataLoader(
-            job.source,
-            batch_size=None,
-            num_workers=num_workers,
-            collate_fn=_with_worker,
-            worker_init_fn=own_positions,
-        )
+    loader = DataLoader(
+        job.source,
+        batch_size=None,
+        num_workers=num_workers,
+        collate_fn=_with_worker,
+        worker_init_fn=own_positions,
     )
-    first: list[tuple[int, Any]] = []
-    error: Exception | None = None
-    try:
-        first.extend(itertools.islice(told, num_workers * _COMPARED))
-    except Exception as raised:  # noqa: BLE001 - raised behind the samples before it
-        error = raised
-    if num_workers > 1 and _gives_all(job, first, num_workers):
+    told = _given(job, loader)
+    first = [*itertools.islice(told, num_workers * _COMPARED)]
+    if num_workers > 1 and _gives_all(job, [one for one in first if type(one) is tuple], num_workers):
         del told  # ends the workers
         warn(
             f"{job.path}: the first samples of all {num_workers} workers are the same, so the source does not divide "
             "itself, and is read in this process alone; let its __iter__ give each worker of "
             "torch.utils.data.get_worker_info() its share, or use num_workers=0"
         )
-        yield from job.source
+        yield from _given(job, job.source)
         return
-    yield from (sample for _, sample in first)
-    if error is not None:
-        raise error
-    yield from (sample for _, sample in told)
+    for one in itertools.chain(first, told):
+        yield one[1] if type(one) is tuple else one
 
 
 def _gives_all(job: Job, first: list[tuple[int, Any]], num_workers: int) -> bool:

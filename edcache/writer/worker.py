@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from multiprocessing import connection, parent_process
 from typing import Any, Final
@@ -16,12 +17,12 @@ import torch
 
 from edcache.writer.engine import Watch, compute_again, engine_of
 from edcache.writer.job import Job, carried
-from edcache.writer.part import Part, Presence
+from edcache.writer.loop import FillLoop, Presence
 from edcache.writer.source import refusal
 
 # A worker that lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.2
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -39,26 +40,26 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
         place, slot: as of `crew._Worker`. number: of all workers of the fill, also of ended ones.
     """
     watch = _ToParent(place)
-    _prepare(watch, number)
+    watch.listen()
+    begin_alone(number)
+    threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
     message: Any = None
     try:
         engine = engine_of(job, watch, slot)
         if job.again is not None:
-            watch.begin(job.again[0], 1)
-            made = compute_again(job, *job.again)
+            with watch.begin(job.again[0], 1):
+                made = compute_again(job, *job.again)
             watch.end()
             results.send(made)
             return
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
             presence = Presence(appender, job.length, job.since)
-            Part(job, appender, presence, engine).run(presence.missing_claims)
+            FillLoop(job, appender, presence, engine).run()
     except Stopped:
         message = watch.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        error = refusal(raised, max(0, watch.index), job.path)
-        error.__cause__ = raised
-        message = carried(error)
+        message = carried(refusal(raised, max(0, watch.index), job.path, job.source))
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         message = carried(raised)
     with suppress(BrokenPipeError):
@@ -79,7 +80,7 @@ class _ToParent(Watch):
         self._is_open = self._is_asked = False
         self.index = -1
 
-    def begin(self, index: int, count: int) -> None:
+    def begin(self, index: int, count: int) -> Watch:
         """Note that `count` samples will be computed now, or a claim waited for (-1)."""
         self.index = index
         self._place[2] = count
@@ -89,8 +90,9 @@ class _ToParent(Watch):
         if self._is_asked:
             self._is_open = False
             raise Stopped
+        return self
 
-    def made(self) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Let signals wait; the parent still takes it for the sample that is computed, until it is added."""
         self._is_open = False
 
@@ -126,26 +128,29 @@ class _ToParent(Watch):
             raise Stopped
 
 
-def _prepare(watch: _ToParent, number: int) -> None:
-    watch.listen()
+def begin_alone(number: int) -> None:
+    """Compute in one thread, with random numbers of this process. number: tells it from the others of one parent."""
     torch.set_num_threads(1)
     # A fork inherits the generators, and all workers would draw the same numbers.
     seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
+
+
+def await_end(is_ended: Callable[[], object] = lambda: False) -> None:
+    """Wait until the parent process is gone, or `is_ended`, asked now and then, is true."""
+    parent = parent_process()
+    assert parent is not None
+    # Each forked process holds open the pipe that tells the others that the parent is gone.
+    is_child = os.getppid() == parent.pid
+    while not connection.wait([parent.sentinel], _LOOK_SECONDS) and not is_ended():
+        if is_child and os.getppid() != parent.pid:
+            return
 
 
 def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is None:
-        return
-    # Each forked worker holds open the pipe that tells the others that the parent is gone.
-    is_child = os.getppid() == parent.pid
-    while not connection.wait([parent.sentinel], _LOOK_SECONDS):
-        if is_child and os.getppid() != parent.pid:
-            break
+    await_end()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os._exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ from typing import Any
 import archives
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from cli_runner import error_of, report, run
 from damage import flip
 from far import Far, is_sample, make
 from scale import scaled, seeded
@@ -29,7 +28,6 @@ from edcache import CachedDataset, copy_to_local, storage
 from edcache.backends.mirror.blocks import BLOCK_NBYTES, RUN
 from edcache.backends.mirror.copy import copy_from, copy_local
 from edcache.backends.mirror.evict import Budget, copies_in, evict
-from edcache.cli import main
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -106,13 +104,6 @@ def test_where_a_copy_goes(far, tmp_path):
         assert copy_to_local(far, target) == str(place)
         assert place.read_bytes() == data
         assert sorted(p.name for p in place.parent.glob(f"{place.name}*")) == [place.name, place.name + SIDE]
-
-
-def test_a_copy_is_told_of_while_it_is_made(far, ssd):
-    data, told = make(far), []
-    copy_to_local(far, ssd, progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(data), len(data))
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
 def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
@@ -475,10 +466,7 @@ def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tall
     data = make(far, 160, chunk=20)
     for after in range(4):
         shutil.rmtree(ssd, ignore_errors=True)
-        with (
-            replace_system(Full(after)),
-            pytest.raises(StorageError, match="No space left on device"),
-        ):
+        with replace_system(Full(after)), pytest.raises(StorageError, match="No space left on device"):
             copy_to_local(far, ssd)
         assert not (ssd / far.name).exists()
         copy_to_local(far, ssd)
@@ -566,40 +554,31 @@ def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
 # ------------------------------------------------------------------------------- the command line
 
 
-def run(*arguments: Any, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
-
-
 def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     make(far, 100)
     digest, size = edcache.digest(far), kb(far.stat().st_size)
-    assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: {size}, {size} fetched\n"
-    assert run("copy", far, ssd) == f"{ssd / far.name}: {size}, here already\n"
-    assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
-        f"{os.getcwd()}/", ""
-    )
-    assert "copying" in run("copy", far, tmp_path / "other", "--progress")
+    assert run("copy", far, ssd, "--digest", digest).output == f"{ssd / far.name}: {size}, {size} fetched\n"
+    assert run("copy", far, ssd).output == f"{ssd / far.name}: {size}, here already\n"
+    assert error_of("copy", far.with_name("none.zip"), ssd).startswith(f"{far.parent}/none.zip: no such file")
+    assert "copying" in run("copy", far, tmp_path / "other", "--progress").output
 
 
 def test_copies_among_what_is_listed_and_deleted(far, ssd):
     make(far, 100)
     copy_to_local(far, ssd)
     ended(in_child(lambda: copy_to_local(far, ssd / "half"), Killing(7)))
-    listed = {row["path"]: row["about"] for row in json.loads(run("caches", ssd, "--json"))}
+    listed = {row["path"]: row["about"] for row in report("caches", ssd)}
     assert listed[far.name] == f"copy of {far}"
     half = listed[f"half/{far.name}{PARTIAL}"]
     assert half.startswith(f"a copy of {far} that is not whole yet: ")
     assert half.endswith(f" of {kb(far.stat().st_size)} are here; asked for, it goes on")
     ds = CachedDataset.from_cache(ssd / far.name)
-    said = run("caches", ssd, "--max-size", "1kB", "--prune")
+    said = run("caches", ssd, "--max-size", "1kB", "--prune").output
     assert f"{ssd / far.name}: a process has this copy open; it stays" in said
     assert is_sample(ds[5], 5)
     ds.close()
     assert os.listdir(ssd / "half") == []  # by the same condition
-    assert f"{ssd / far.name}" in run("caches", ssd, "--max-size", "1kB", "--prune")
+    assert f"{ssd / far.name}" in run("caches", ssd, "--max-size", "1kB", "--prune").output
     assert os.listdir(ssd) == ["half"]
 
 
@@ -616,7 +595,7 @@ def test_a_copy_that_is_made_just_now_is_not_deleted(far, ssd, tmp_path):
     while not (tmp_path / "copying").exists():
         time.sleep(0.01)
     partial = f"{ssd / far.name}{PARTIAL}"
-    said = run("caches", ssd, "--max-size", "1B", "--prune")
+    said = run("caches", ssd, "--max-size", "1B", "--prune").output
     os.kill(pid, signal.SIGKILL)
     ended(pid)
     assert f"{partial}: another process is copying it; it stays" in said

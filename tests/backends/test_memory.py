@@ -16,20 +16,21 @@ import traceback
 import warnings
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from cli_runner import run
 from descriptors import open_files
 from filled import computed, note
 from scale import scaled, seeded
+from systems import in_threads
 from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
-from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -278,8 +279,7 @@ def test_the_memory_of_killed_processes_is_freed_at_the_next_use(name, use):
         assert left in files_of(name)
     # They are killed now. Another test's process may free what they left before this one does.
     if use == "prune":
-        done = CliRunner().invoke(main, ["caches", "shm://", "--prune"])
-        assert done.exit_code == 0, done.output
+        run("caches shm:// --prune")
         until(lambda: left not in files_of(name))
     elif use == "another name":
         CachedDataset(Source(3), name + "-next").close()
@@ -301,11 +301,7 @@ def test_threads_that_fork_at_once_keep_no_descriptor(name):
             os.waitpid(pid, 0)
 
     before = Counter(open_files("edcache-"))
-    threads = [threading.Thread(target=fork) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[fork] * 4)
     assert Counter(open_files("edcache-")) == before
     cache.close()
     until(lambda: files_of(name) == [])
@@ -425,11 +421,7 @@ def test_two_that_close_at_once_leave_nothing(name):
             start.wait()
             file.close()
 
-        threads = [threading.Thread(target=close, args=(file,)) for file in files]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*[partial(close, file) for file in files])
         assert not os.path.exists(path)
 
 
@@ -714,10 +706,7 @@ def test_a_folder_that_is_not_the_users_own_is_refused(tmp_path, monkeypatch):
 
 def test_what_would_be_gone_at_once_is_not_made(name, archive, tmp_path):
     gone = "an archive in shared memory is deleted when nobody has it open; give the path of a file"
-    for make in (
-        lambda: CacheWriter(name),
-        lambda: CachedDataset.from_cache(archive).save(name),
-    ):
+    for make in (lambda: CacheWriter(name), lambda: CachedDataset.from_cache(archive).save(name)):
         with pytest.raises(OptionError, match=gone):
             make()
     (tmp_path / "counting.py").write_text("def make(): return [1, 2]\n")
@@ -732,15 +721,14 @@ def test_what_would_be_gone_at_once_is_not_made(name, archive, tmp_path):
 
 
 def test_the_command_lists_it_and_will_not_delete_it_while_it_is_open(name):
-    run = CliRunner().invoke
     cache = CachedDataset(Source(), name)
     file = os.path.basename(path_of(name))
-    assert file in run(main, ["caches", "shm://"]).stdout
-    assert run(main, ["verify", name]).exit_code == 0
-    assert "40" in run(main, ["info", name]).stdout
-    pruned = run(main, ["caches", "shm://", "--max-size", "1B", "--prune"])
+    assert file in run("caches shm://").stdout
+    run("verify", name)
+    assert "40" in run("info", name).stdout
+    pruned = run("caches shm:// --max-size 1B --prune")
     assert f"{file}: a process has it open; it stays" in pruned.stderr
-    assert file in run(main, ["caches", "shm://"]).stdout
+    assert file in run("caches shm://").stdout
     check(cache)
     cache.close()
-    assert file not in run(main, ["caches", "shm://"]).stdout
+    assert file not in run("caches shm://").stdout

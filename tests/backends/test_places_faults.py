@@ -7,12 +7,11 @@ import time
 
 import numpy as np
 import pytest
-import torch
+from far import picture, pictures
 from likeness import same
 from optional import needs
 from range_server import serving
 from scale import scaled, seeded, thinned
-from written import write
 
 from edcache import CachedDataset
 from edcache.backends.remote import http, requests
@@ -34,15 +33,9 @@ OPTIONS = {"request_timeout": 0.25, "request_tries": 2}
 BOUND_SECONDS = 20
 
 
-def sample(k):
-    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
-    path = tmp_path_factory.mktemp("archive") / "a.zip"
-    write(path, map(sample, range(COUNT)), in_memory_keys=["label"], chunk_size=64)
-    return path.read_bytes()
+    return pictures(tmp_path_factory.mktemp("archive") / "a.zip", COUNT, chunk_size=64)
 
 
 def right(handler, start, end):
@@ -257,9 +250,9 @@ def test_an_accident_ends_in_the_right_bytes_or_one_typed_error(archive, name, t
                 assert isinstance(found, allowed), (type(found), found)
                 assert served.url in str(found)
             else:
-                assert same(found, [sample(k) for k in indices])
+                assert same(found, [picture(k) for k in indices])
         served.faults = []
-        assert same(ds[7], sample(7))
+        assert same(ds[7], picture(7))
     tally("reads from a server that misbehaves", reads)
 
 
@@ -289,7 +282,7 @@ def test_a_server_that_misbehaves_from_the_start_is_a_typed_error(archive, name)
     with serving(archive) as served:
         served.faults = [lambda *asked: (fault(*asked), True)[1]]
         found = ending(lambda: from_cache(served.url, storage_options=OPTIONS)[7])
-        assert served.url in str(found) if isinstance(found, EdcacheError) else same(found, sample(7))
+        assert served.url in str(found) if isinstance(found, EdcacheError) else same(found, picture(7))
 
 
 def test_retry_after_is_waited_for(archive):
@@ -304,7 +297,7 @@ def test_retry_after_is_waited_for(archive):
             return len(times) == 1
 
         served.faults = [busy]
-        assert same(ds[3], sample(3))
+        assert same(ds[3], picture(3))
         assert times[1] - times[0] >= 1
 
 
@@ -321,7 +314,7 @@ def test_a_busy_store_is_asked_longer_than_a_broken_one(archive, code, tries):
             return len(asked) % tries > 0
 
         served.faults = [fault]
-        assert same(ds[3], sample(3))
+        assert same(ds[3], picture(3))
         assert len(asked) == tries
         served.faults = [lambda handler, start, end: (handler.say(code, {"Retry-After": "0"}, b""), True)[1]]
         with pytest.raises(StorageError, match=f"{code} .*; asked {tries} times"):

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
+from far import picture, pictures
 from likeness import same
 from torch.utils.data import DataLoader
-from written import write
 
 from edcache import CachedDataset
 from edcache.errors import ArchiveNotFoundError, StorageError
@@ -23,15 +23,6 @@ from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 120
 TOKEN = "hf_s3cr3t"
 URL = "hf://datasets/user/data/sub/a.zip"
-
-
-def sample(k):
-    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
-
-
-def written(path, count=COUNT):
-    write(path, (sample(k) for k in range(count)), "w", in_memory_keys=["label"], chunk_size=50)
-    return path.read_bytes()
 
 
 class Hub:
@@ -122,7 +113,7 @@ def server(hub):
 @pytest.fixture
 def hub(tmp_path):
     found = Hub()
-    found.commit(a=written(tmp_path / "a.zip"))
+    found.commit(a=pictures(tmp_path / "a.zip", COUNT, chunk_size=50))
     with ExitStack() as stack:
         found.hub, found.cdn = (stack.enter_context(server(found)) for _ in range(2))
         yield found
@@ -138,28 +129,28 @@ def test_an_archive_in_a_repository_is_read_by_ranges(hub):
     assert len(hub.asked) <= 7  # four, of which those to the CDN come by way of the hub
     assert len(ds.filter("label < 10")) == 10
     hub.asked.clear()
-    assert same(ds[7], sample(7))
+    assert same(ds[7], picture(7))
     assert [path.split("/")[1] for _, path, _ in hub.asked] == ["datasets", "cdn"]
-    assert same(list(ds.__getitems__([3, 99, -1])), [sample(k) for k in (3, 99, COUNT - 1)])
+    assert same(list(ds.__getitems__([3, 99, -1])), [picture(k) for k in (3, 99, COUNT - 1)])
 
 
 def test_what_was_opened_is_read_from_its_commit_until_it_is_refreshed(hub, tmp_path):
     ds = opened(hub)
-    hub.commit(a=written(tmp_path / "b.zip", COUNT + 5))
-    assert same(ds[8], sample(8))
+    hub.commit(a=pictures(tmp_path / "b.zip", COUNT + 5, chunk_size=50))
+    assert same(ds[8], picture(8))
     assert len(ds) == COUNT
     assert len(opened(hub)) == COUNT + 5
     assert len(opened(hub, f"hf://datasets/user/data@{next(iter(hub.commits))}/sub/a.zip")) == COUNT
     hub.commit(b=b"")
     with pytest.raises(ArchiveNotFoundError):
         ds.refresh()
-    assert same(ds[9], sample(9))
+    assert same(ds[9], picture(9))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_the_state_that_their_parent_opened(hub, method):
     ds = opened(hub)
-    assert same(ds[7], sample(7))
+    assert same(ds[7], picture(7))
     loader = DataLoader(ds, 5, sampler=range(0, COUNT, 12), num_workers=2, multiprocessing_context=method)
     assert torch.cat([batch["label"] for batch in loader]).tolist() == list(range(0, COUNT, 12))
 

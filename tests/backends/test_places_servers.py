@@ -8,25 +8,16 @@ import fsspec
 import object_servers
 import pytest
 import torch
+from far import picture, pictures
 from likeness import same
 from optional import need
 from torch.utils.data import DataLoader, default_collate
-from written import write
 
 from edcache import CachedDataset
 from edcache.errors import ArchiveNotFoundError, StaleArchiveError
 
 from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 300
-
-
-def sample(k):
-    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
-
-
-def written(path, count=COUNT, first=0):
-    write(path, (sample(k + first) for k in range(count)), "w", in_memory_keys=["label"], chunk_size=100)
-    return path.read_bytes()
 
 
 class Place:
@@ -78,17 +69,17 @@ def put(system, name, data):
 def place(request, tmp_path):
     need("aiohttp")
     place = request.getfixturevalue(request.param)
-    place.put("a.zip", written(tmp_path / "a.zip"))
+    place.put("a.zip", pictures(tmp_path / "a.zip", COUNT))
     return place
 
 
 def test_a_server_gives_the_samples_and_notices_a_change(place, tmp_path):
     ds = place.open()
     indices = [*range(0, COUNT, 17), 3, -1]
-    assert same(ds.batch(indices), default_collate([sample(k % COUNT) for k in indices]))
-    assert same(ds[7], sample(7))
+    assert same(ds.batch(indices), default_collate([picture(k % COUNT) for k in indices]))
+    assert same(ds[7], picture(7))
     assert len(ds.filter("label < 10")) == 10
-    place.put("a.zip", written(tmp_path / "b.zip", first=1))
+    place.put("a.zip", pictures(tmp_path / "b.zip", COUNT, lambda k: picture(k + 1)))
     for read in (lambda: ds[8], lambda: ds.batch([30, 299])):
         with pytest.raises(StaleArchiveError, match=r"/a\.zip: "):
             read()
@@ -99,10 +90,10 @@ def test_a_server_gives_the_samples_and_notices_a_change(place, tmp_path):
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_forked_workers_read_an_object_that_their_parent_has_read(request, tmp_path, scheme):
     place = request.getfixturevalue(scheme)
-    place.put("a.zip", written(tmp_path / "a.zip"))
+    place.put("a.zip", pictures(tmp_path / "a.zip", COUNT))
     ds = place.open()
-    assert same(ds[7], sample(7))
+    assert same(ds[7], picture(7))
     indices = list(range(0, COUNT, 30))
     loader = DataLoader(ds, 5, sampler=indices, num_workers=2, multiprocessing_context="fork")
     assert torch.cat([batch["label"] for batch in loader]).tolist() == indices
-    assert same(ds[8], sample(8))
+    assert same(ds[8], picture(8))

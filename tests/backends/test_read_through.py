@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from cli_runner import run
 from far import Far, is_sample, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
 from scale import scaled, seeded
-from systems import Full, Killing, System, Watching, ended, in_child, replace_system
+from systems import Full, Killing, Refusing, Watching, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 from written import write
 
@@ -34,7 +34,6 @@ from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
 from edcache.backends.mirror.read_through import ReadThrough, open_copy
 from edcache.base import human_bytes
-from edcache.cli import main
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -429,12 +428,8 @@ def test_an_archive_that_is_not_sealed_is_read_without_a_copy(far, ssd):
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(far, ssd):
-    class Refusing(System):
-        def make_folders(self, path: str) -> None:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
     with (
-        replace_system(Refusing()),
+        replace_system(Refusing(errno.EACCES, "make_folders")),
         pytest.warns(RuntimeWarning, match=f"Permission denied; {far} is read without a copy"),
     ):
         ds = opened(far, ssd)
@@ -449,8 +444,7 @@ def test_a_url_is_read_by_a_copy_in_the_cache_folder(far, tmp_path, monkeypatch,
     monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "cache"))
     copies = tmp_path / "cache" / "copies"
     with serving(far.read_bytes()) as served:
-        report = CliRunner().invoke(main, ["info", served.url])
-        assert report.exit_code == 0
+        run("info", served.url)
         edcache.verify(served.url)
         read(CachedDataset.from_cache(served.url, local=False), [3])
         assert not copies.exists()
@@ -669,12 +663,11 @@ def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
 
 
 def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
-    class Failing(System):
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-            raise OSError(5, "Input/output error")
-
     ds = opened(far, ssd)
-    with replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
+    with (
+        replace_system(Refusing(errno.EIO, "pwrite")),
+        pytest.raises(StorageError, match="Input/output error"),
+    ):
         read(ds, range(COUNT))
     read(ds, range(COUNT))
 

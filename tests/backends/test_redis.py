@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import redis_server
 import torch
+from damage import flipped
 from likeness import outcome, same
 from optional import needs
 from scale import scaled, seeded
+from systems import ended, in_child
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, errors
@@ -96,28 +98,6 @@ def is_whole(ds, make=sample):
     return len(ds) == COUNT and all(same(ds[i], make(i)) for i in range(COUNT))
 
 
-def in_child(work):
-    """The pid of a forked process that does something; it ends with 0 if nothing was raised."""
-    pid = os.fork()
-    if not pid:
-        try:
-            work()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return pid
-
-
-def status_of(pid):
-    return os.waitpid(pid, 0)[1]
-
-
-def flipped(rng, data):
-    changed = bytearray(data)
-    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(changed)
-
-
 def test_samples_of_any_form_are_those_of_a_file(server, tmp_path):
     for number in range(scaled(20)):
         rng = seeded(f"redis {number}")
@@ -146,7 +126,7 @@ def test_of_two_processes_that_read_at_once_each_sample_is_computed_by_one(url, 
         RedisDataset(Source(log, make=slow), url).__getitems__(range(COUNT))
 
     children = [in_child(read) for _ in range(2)]
-    assert [status_of(pid) for pid in children] == [0, 0]
+    assert [ended(pid) for pid in children] == [0, 0]
     assert filled.computed(log) == list(range(COUNT))
     assert len(filled.processes(log)) == 2
 
@@ -221,7 +201,8 @@ def test_whatever_a_key_holds_no_sample_is_wrong(server, url, log, tally, monkey
         key, other = rng.sample(keys, 2)
         data, index = server.raw.get(key), int(key.rpartition(":")[2])
         cut = data[: rng.randrange(len(data))]
-        server.raw.set(key, rng.choice([flipped(rng, data), cut, server.raw.get(other), pickle.dumps(1)]))
+        changed = flipped(data, rng.randrange(len(data)), 1 << rng.randrange(8))
+        server.raw.set(key, rng.choice([changed, cut, server.raw.get(other), pickle.dumps(1)]))
         before = len(filled.computed(log))
         assert same(ds[index], sample(index))
         assert len(filled.computed(log)) == before + 1
@@ -235,7 +216,7 @@ def test_whatever_a_key_holds_no_sample_is_wrong(server, url, log, tally, monkey
 def test_the_claim_of_a_killed_process_goes_and_that_of_a_failed_one_at_once(url, monkeypatch):
     monkeypatch.setattr(backend, "_CLAIM_MS", 500)
     ds = RedisDataset(Source(make=lambda i: os.kill(os.getpid(), signal.SIGKILL)), url)
-    assert status_of(in_child(lambda: ds[3])) == signal.SIGKILL
+    assert ended(in_child(lambda: ds[3])) == -signal.SIGKILL
     began = time.monotonic()
     ds.source.make = lambda i: [][i]
     with pytest.raises(errors.SourceError, match="the source raised at index 3: IndexError: list index out"):

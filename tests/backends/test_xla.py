@@ -293,11 +293,7 @@ def test_the_guides_program_runs_as_written(tmp_path):
     [program] = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     script = tmp_path / "guide.py"
     script.write_text(program)
-    environment = os.environ | {
-        "PJRT_DEVICE": "CPU",
-        "CPU_NUM_DEVICES": "2",
-        "PYTHONPATH": str(ROOT),
-    }
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )

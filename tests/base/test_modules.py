@@ -118,11 +118,7 @@ def test_a_program_reads_what_its_processes_and_its_importers_wrote(
 
 @pytest.mark.parametrize(
     ("spec", "file", "expected"),
-    [
-        ("pkg.mod", "/x/pkg/mod.py", "pkg.mod"),
-        (None, "/x/train.v2.py", "train.v2"),
-        (None, None, "__main__"),
-    ],
+    [("pkg.mod", "/x/pkg/mod.py", "pkg.mod"), (None, "/x/train.v2.py", "train.v2"), (None, None, "__main__")],
 )
 @pytest.mark.parametrize("main", ["__main__", "__mp_main__"])
 def test_the_name_of_a_program(

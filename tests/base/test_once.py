@@ -2,11 +2,11 @@
 
 import ast
 import os
-import signal
 import threading
 from pathlib import Path
 
 import pytest
+from systems import ended, in_child, in_threads
 
 import edcache
 from edcache.base.process import ForkLock, once
@@ -45,13 +45,8 @@ def test_it_is_computed_once_and_kept_and_may_be_forgotten():
 
 def test_threads_that_compute_it_at_once_get_the_same():
     slow, found = Slow(False), []
-    threads = [threading.Thread(target=lambda: found.append(slow.value)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    slow.begun.wait()
-    slow.go_on.set()
-    for thread in threads:
-        thread.join()
+    ask = [lambda: found.append(slow.value)] * 4
+    in_threads(*ask, lambda: slow.begun.wait() and slow.go_on.set())
     assert found == [slow.value] * 4
 
 
@@ -61,15 +56,15 @@ def test_a_fork_amid_a_computation_computes_for_itself():
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
     slow.begun.wait()
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
+
+    def compute():
         slow.go_on = other.go_on
-        os._exit(0 if other.value is not slow.value else 1)
+        assert other.value is not slow.value
+
+    child = in_child(compute)
     slow.go_on.set()
     thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ended(child) == 0
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -95,13 +90,13 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_child():
     thread = threading.Thread(target=hold)
     thread.start()
     assert is_held.wait(10)
-    child = os.fork()
-    if not child:
-        signal.alarm(10)
+
+    def take():
         with lock.held():
-            os._exit(7)
+            pass
+
     try:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert ended(in_child(take)) == 0
     finally:
         may_go.set()
         thread.join()

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
-from cli_runner import RUNNER
+from cli_runner import RUNNER, error_of, report, run
 from damage import flip_record
 from filled import available
 from written import write
@@ -85,28 +84,6 @@ DIGITS = """
     number = 7
 """
 BUILD = "build digits:make -o out.zip --arg split=a"
-
-
-def run(line, *more, code=0):
-    result = RUNNER.invoke(main, [*shlex.split(line), *map(str, more)])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def report(line, *more, code=0):
-    """What a command prints with --json."""
-    return json.loads(run(line, *more, "--json", code=code).stdout, parse_constant=pytest.fail)
-
-
-def error_of(line, *more):
-    """The one line that a failing command leaves on stderr."""
-    result = run(line, *more, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("edcache: ")
-    assert result.stderr.endswith("\n")
-    assert result.stderr.count("\n") == 1
-    return result.stderr[len("edcache: ") : -1]
 
 
 def start(*arguments, **options):
@@ -494,7 +471,7 @@ def test_labels_are_listed_filtered_and_counted(archive, partial):
     assert rows[3:] == [{"index": 3, "labels": {"score": 0.375}}, {"index": 4, "labels": {"score": None}}]
     assert report("labels", archive, "--where", "label > 9") == []
     assert report("labels", archive, "--count", "label") == [
-        *({"value": 0, "count": 4}, {"value": 1, "count": 3}, {"value": 2, "count": 3}),
+        *({"value": 0, "count": 4}, {"value": 1, "count": 3}, {"value": 2, "count": 3})
     ]
     assert run("labels", archive, "--count", "label", "--csv").stdout == "value,count\n0,4\n1,3\n2,3\n"
     assert run("labels", partial, "--csv").stdout == "index,label\n0,0\n1,1\n5,2\n"
@@ -682,16 +659,6 @@ def test_progress_is_on_stderr_and_only_when_asked(archive, tmp_path, line):
 
 
 # ------------------------------------------------------------------------------- all commands alike
-
-
-@pytest.mark.parametrize("command", ["info {}", "show {} 0", "labels {}", "verify {}", "digest {}"])
-def test_a_path_that_is_no_archive_is_one_line(command, tmp_path):
-    missing, foreign = tmp_path / "missing.zip", tmp_path / "foreign.zip"
-    foreign.write_bytes(b"PK\x05\x06" + bytes(18))
-    assert error_of(command.format(missing)).startswith(f"{missing}: no such file")
-    assert error_of(command.format(foreign)).startswith(f"{foreign}: not an edcache archive")
-    foreign.unlink()
-    assert str(tmp_path) in error_of(command.format(tmp_path))
 
 
 # Command lines that go wrong, and a part of what they say on one line.

@@ -38,58 +38,19 @@ RIGHT = {
 PATHS = [
     *("missing.zip", "missing/a.zip", "folder", "empty", "text.txt", "text.txt/a.zip", "other.zip", "loop"),
     *("/dev/null", "", ".", "-", "--", "*.nothing", "[", "x" * 300, "\udcff.zip", "unreadable.zip"),
-    *(
-        "http://127.0.0.1:1/a.zip",
-        "http://",
-        "https://[bad/a.zip",
-        "http://127.0.0.1:99999/a",
-        "nosuch://a/b",
-    ),
-    *("ftp://127.0.0.1:1/a.zip", "redis://127.0.0.1:1/a", "redis://", "shm://", "shm://none", "file://"),
+    *("http://127.0.0.1:1/a.zip", "http://", "https://[bad/a.zip", "http://127.0.0.1:99999/a"),
+    *("nosuch://a/b", "ftp://127.0.0.1:1/a.zip", "redis://127.0.0.1:1/a", "redis://", "shm://", "shm://none"),
+    "file://",
 ]
 WORDS = [
-    *(
-        "",
-        "x",
-        "-1",
-        "0",
-        "1e400",
-        "nan",
-        "\udcff",
-        "[",
-        "a=",
-        "=a",
-        "a=b=c",
-        "zstd:99",
-        "12",
-        "sha256:zz",
-        "5 pears",
-    ),
-    *(
-        "-5GB",
-        "ok.zip",
-        "missing.csv",
-        "text.txt",
-        "c=ok.zip",
-        "c=missing.npy",
-        "label",
-        "label ==",
-        "9" * 18,
-    ),
+    *("", "x", "-1", "0", "1e400", "nan", "\udcff", "[", "a=", "=a", "a=b=c", "zstd:99", "12", "sha256:zz"),
+    *("5 pears", "-5GB", "ok.zip", "missing.csv", "text.txt", "c=ok.zip", "c=missing.npy", "label"),
+    *("label ==", "9" * 18),
 ]
 FACTORIES = [
-    *(
-        "digits",
-        "digits:",
-        ":x",
-        "..:x",
-        "a.b:c",
-        "digits:number",
-        "digits:none",
-        "digits:exits",
-        "digits:raises",
-    ),
-    *("digits:Digits.x", "syntax:f", "exits:f", "digits:make:x", "math:sqrt", "builtins:dict", "os:getcwd"),
+    *("digits", "digits:", ":x", "..:x", "a.b:c", "digits:number", "digits:none", "digits:exits"),
+    *("digits:raises", "digits:Digits.x", "syntax:f", "exits:f", "digits:make:x", "math:sqrt"),
+    *("builtins:dict", "os:getcwd"),
 ]
 MODULE = """
     import sys

@@ -21,12 +21,7 @@ from edcache.codec import packages
 from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
-from edcache.errors import (
-    CodecError,
-    CorruptRecordError,
-    MissingDependencyError,
-    OptionError,
-)
+from edcache.errors import CodecError, CorruptRecordError, MissingDependencyError, OptionError
 
 
 @register

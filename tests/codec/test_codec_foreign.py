@@ -156,7 +156,6 @@ class Hostile:
 DTYPE = part(np.dtype("f4"))
 NDARRAY = named("numpy", "ndarray")
 RECONSTRUCT = named("numpy.core.multiarray", "_reconstruct")
-SCALAR = named("numpy.core.multiarray", "scalar")
 NESTED = named("torch.storage", "_load_from_bytes")
 REBUILD = named("torch._utils", "_rebuild_tensor_v2")
 FOUR = torch.storage.TypedStorage(

@@ -16,21 +16,7 @@ from edcache.errors import CodecError, CorruptRecordError
 Image = pytest.importorskip("PIL.Image")
 
 MODES = [
-    "1",
-    "L",
-    "P",
-    "PA",
-    "LA",
-    "La",
-    "RGB",
-    "RGBA",
-    "RGBa",
-    "RGBX",
-    "CMYK",
-    "YCbCr",
-    "LAB",
-    "HSV",
-    "I",
+    *("1", "L", "P", "PA", "LA", "La", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I"),
     "F",
 ]
 MODES += ["I;16", "I;16B", "I;16L"]
@@ -203,7 +189,6 @@ def test_info_without_end_is_refused():
         info = {"deeper": info}
     image.info = info
     with pytest.raises(
-        CodecError,
-        match=r'sample\["im"\]: cannot store PIL.Image.Image; its encode= raised Recursion',
+        CodecError, match=r'sample\["im"\]: cannot store PIL.Image.Image; its encode= raised Recursion'
     ):
         Encoder().encode({"im": image})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections import OrderedDict
 
 import numpy as np
 import pytest
 import torch
-from codec_samples import encode, encoded_bytes, round_trip, samples
+from codec_samples import encode, encoded_bytes, samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
@@ -133,48 +131,14 @@ def test_a_plan_copies_the_sample():
 
 
 NEAR_MISSES = [
-    {"a": 1, "b": 2},
-    {"b": 1, "a": 2},
-    {"a": True, "b": 2},
-    {"a": 1.0, "b": 2},
-    {"a": np.int64(1), "b": 2},
-    {"a": 1 << 63, "b": 2},
-    {"a": -(1 << 63), "b": 2},
-    {"a": 1, "b": 2, "c": 3},
-    {"a": 1},
-    {"a": None, "b": 2},
-    {"a": "1", "b": 2},
-    {"a": b"1", "b": 2},
-    {"a": bytearray(b"1"), "b": 2},
-    {"a": [1], "b": 2},
-    {"a": (1,), "b": 2},
-    {1: 0, "b": 2},
-    {},
-    [],
-    (),
-    [1] * 7,
-    [1] * 8,
-    [True] * 8,
-    [1] * 7 + [True],
-    [1] * 7 + [1 << 64],
-    (1,) * 8,
-    torch.zeros(2),
-    torch.zeros(2, 1),
-    torch.zeros(2, dtype=torch.float64),
-    torch.tensor(0.0),
-    torch.zeros(()).bool(),
-    np.zeros(2, np.float32),
-    np.zeros(2, ">f4"),
-    np.zeros(2, "l"),
-    np.zeros(2, "q"),
-    np.zeros(2, "M8[s]"),
-    np.zeros(2, "M8[ms]"),
-    np.zeros((), "f4"),
-    np.float32(0),
-    np.float64(0),
-    0.0,
-    -0.0,
-    0j,
+    *({"a": 1, "b": 2}, {"b": 1, "a": 2}, {"a": True, "b": 2}, {"a": 1.0, "b": 2}),
+    *({"a": np.int64(1), "b": 2}, {"a": 1 << 63, "b": 2}, {"a": -(1 << 63), "b": 2}),
+    *({"a": 1, "b": 2, "c": 3}, {"a": 1}, {"a": None, "b": 2}, {"a": "1", "b": 2}, {"a": b"1", "b": 2}),
+    *({"a": bytearray(b"1"), "b": 2}, {"a": [1], "b": 2}, {"a": (1,), "b": 2}, {1: 0, "b": 2}, {}, [], ()),
+    *([1] * 7, [1] * 8, [True] * 8, [1] * 7 + [True], [1] * 7 + [1 << 64], (1,) * 8, torch.zeros(2)),
+    *(torch.zeros(2, 1), torch.zeros(2, dtype=torch.float64), torch.tensor(0.0), torch.zeros(()).bool()),
+    *(np.zeros(2, np.float32), np.zeros(2, ">f4"), np.zeros(2, "l"), np.zeros(2, "q"), np.zeros(2, "M8[s]")),
+    *(np.zeros(2, "M8[ms]"), np.zeros((), "f4"), np.float32(0), np.float64(0), 0.0, -0.0, 0j),
 ]
 
 
@@ -187,10 +151,3 @@ def test_near_misses_never_take_each_others_schema():
                 text, record = encode(sample, encoder)
                 assert text == encode(sample)[0]
                 assert same(Decoder(text).decode(memoryview(record)), sample)
-
-
-def test_decoded_samples_pickle_and_copy():
-    sample = {"t": torch.arange(3), "n": np.arange(3), "l": list(range(9))}
-    out = round_trip(sample)
-    assert same(pickle.loads(pickle.dumps(out)), sample)
-    assert same(copy.deepcopy(out), sample)

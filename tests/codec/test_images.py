@@ -41,10 +41,6 @@ FORMS = ("pil", "numpy", "tensor", None)
 START_METHODS = [m for m in ("fork", "spawn") if m in multiprocessing.get_all_start_methods()]
 
 
-def written(path, samples, **options):
-    return write(path, samples, **options)
-
-
 def opened(path, decode="stored", **options):
     return CachedDataset.from_cache(path, decode=decode, **options)
 
@@ -52,7 +48,7 @@ def opened(path, decode="stored", **options):
 @pytest.fixture
 def archive(path):
     """Every kind of file, each with its name."""
-    return written(path, [{"image": ImageFile(pictures.file(name)[0]), "name": name} for name in FILES])
+    return write(path, [{"image": ImageFile(pictures.file(name)[0]), "name": name} for name in FILES])
 
 
 # --- the leaf -----------------------------------------------------------------------------------------
@@ -76,7 +72,7 @@ def test_a_path_is_read_when_it_is_encoded_and_not_kept(tmp_path):
     file.write_bytes(pictures.jpeg())
     sample = {"image": ImageFile(file, None)}
     assert sample["image"].path == str(file)
-    found = opened(written(tmp_path / "a.zip", [sample]))[0]["image"]
+    found = opened(write(tmp_path / "a.zip", [sample]))[0]["image"]
     file.unlink()
     assert (found.data, found.path, found.size, found.format) == (pictures.jpeg(), None, (23, 17), "JPEG")
     assert str(file).encode() not in (tmp_path / "a.zip").read_bytes()
@@ -153,7 +149,7 @@ def test_of_sixteen_bits_bytes_have_the_high_one_and_pil_all(path):
     deep, values = pictures.deep_rgb()
     grey = pictures.picture("I;16")
     files = [deep, pictures.encoded("PNG", grey), pictures.encoded("TIFF", grey)]
-    written(path, [ImageFile(file) for file in files])
+    write(path, [ImageFile(file) for file in files])
     arrays = [opened(path, "numpy")[i] for i in range(3)]
     assert np.array_equal(arrays[0], (values >> 8).astype(np.uint8))
     expected = (np.asarray(grey) >> 8).astype(np.uint8)
@@ -165,7 +161,7 @@ def test_of_sixteen_bits_bytes_have_the_high_one_and_pil_all(path):
 
 def test_floats_and_wide_integers_have_no_form_in_bytes(path):
     files = [pictures.encoded("TIFF", Image.new(mode, (3, 2))) for mode in ("F", "I")]
-    written(path, [ImageFile(file) for file in files])
+    write(path, [ImageFile(file) for file in files])
     for place, mode in enumerate("FI"):
         with pytest.raises(
             ImageError, match=f"^{path}: sample {place}: TIFF of mode {mode} has no form in"
@@ -179,7 +175,7 @@ def test_a_picture_is_turned_by_its_exif_orientation_only_when_asked(path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turned to the right
     file = pictures.jpeg(exif=exif)
-    written(path, [ImageFile(file), ImageFile(file, Decoding("tensor", exif_transpose=True))])
+    write(path, [ImageFile(file), ImageFile(file, Decoding("tensor", exif_transpose=True))])
     assert opened(path, "tensor")[0].shape == (3, 17, 23)
     turned = opened(path)[1]
     with by_library("pillow"):
@@ -218,7 +214,7 @@ def test_simplejpeg_decodes_what_it_decodes_as_pillow_does_and_nothing_else(monk
 def test_without_pillow_or_simplejpeg_the_error_names_what_to_install(tmp_path):
     file = tmp_path / "a.jpg"
     file.write_bytes(pictures.jpeg())
-    written(tmp_path / "a.zip", [ImageFile(file)])
+    write(tmp_path / "a.zip", [ImageFile(file)])
     code = (
         "import sys; sys.modules['PIL'] = None; sys.modules['simplejpeg'] = None\n"
         "import edcache\n"
@@ -287,7 +283,7 @@ def test_a_decompression_bomb_is_refused_within_pillows_limit(path, monkeypatch)
     tall = bytearray(bombs[1])
     at = tall.index(b"\xff\xc0") + 5
     tall[at : at + 2] = (65_500).to_bytes(2, "big")
-    written(path, [ImageFile(bombs[0]), ImageFile(bytes(tall))])
+    write(path, [ImageFile(bombs[0]), ImageFile(bytes(tall))])
     for form in FORMS[:3]:
         for place, kind in enumerate(("PNG", "JPEG")):
             with pytest.raises(ImageError) as caught:
@@ -385,7 +381,7 @@ def test_a_missing_or_foreign_file_fails_its_sample_alone(tmp_path, path):
 
 def test_every_way_of_reading_names_the_sample_that_does_not_decode(path):
     good, bad = pictures.jpeg(), pictures.jpeg()[:-100]
-    written(path, [{"image": ImageFile(bad if i == 5 else good, "tensor"), "y": i} for i in range(8)])
+    write(path, [{"image": ImageFile(bad if i == 5 else good, "tensor"), "y": i} for i in range(8)])
     ds = opened(path)
     ways = {
         "item": lambda: ds[5],
@@ -415,7 +411,7 @@ def test_every_way_of_reading_names_the_sample_that_does_not_decode(path):
 def test_a_batch_is_default_collate_of_the_samples(path, form, options):
     names = ["jpeg", "jpeg-444", "png", "webp", "tiff"]
     samples = [{"image": ImageFile(pictures.file(names[i % 5])[0]), "y": i} for i in range(20)]
-    ds = opened(written(path, samples, **options), form)
+    ds = opened(write(path, samples, **options), form)
     order = seeded("batch").sample(range(20), 20)
     expected = default_collate([ds[i] for i in order])
     assert torch.equal(ds.batch(order)["image"], expected["image"])
@@ -427,13 +423,13 @@ def test_a_batch_is_default_collate_of_the_samples(path, form, options):
 
 def test_greys_make_batches_of_one_channel(path):
     grey = pictures.file("jpeg-grey")[0]
-    written(path, [ImageFile(grey)] * 3)
+    write(path, [ImageFile(grey)] * 3)
     assert opened(path, "tensor").batch([0, 1]).shape == (2, 1, 17, 23)
     assert opened(path, "numpy").batch([0, 1]).shape == (2, 17, 23)
 
 
 def test_pictures_of_several_sizes_are_refused_by_default_collate_and_taken_by_ours(path):
-    written(path, [{"image": ImageFile(pictures.jpeg(20 + i, 10), "tensor")} for i in range(4)])
+    write(path, [{"image": ImageFile(pictures.jpeg(20 + i, 10), "tensor")} for i in range(4)])
     ds = opened(path)
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         ds.batch(range(4))
@@ -444,14 +440,14 @@ def test_pictures_of_several_sizes_are_refused_by_default_collate_and_taken_by_o
 
 
 def test_a_grey_picture_is_not_spread_over_the_colours_of_a_batch(path):
-    written(path, [ImageFile(pictures.file(name)[0], "tensor") for name in ("jpeg", "jpeg-grey", "jpeg")])
+    write(path, [ImageFile(pictures.file(name)[0], "tensor") for name in ("jpeg", "jpeg-grey", "jpeg")])
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         opened(path).batch(range(3))
     assert opened(path, Decoding("tensor", "RGB")).batch(range(3)).shape == (3, 3, 17, 23)
 
 
 def test_files_and_pil_images_are_left_to_the_collate_function(path):
-    written(path, [{"image": ImageFile(pictures.jpeg())}] * 3)
+    write(path, [{"image": ImageFile(pictures.jpeg())}] * 3)
     for decode, kind in ((None, ImageFile), ("pil", Image.Image)):
         with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
             opened(path, decode).batch([0, 1])
@@ -461,7 +457,7 @@ def test_files_and_pil_images_are_left_to_the_collate_function(path):
 
 def test_threads_of_a_loader_decode_at_once(path, monkeypatch):
     """Two decoders meet, which they could not if one waited for the other's batch."""
-    written(path, [{"image": ImageFile(pictures.jpeg(), "tensor")}] * 64)
+    write(path, [{"image": ImageFile(pictures.jpeg(), "tensor")}] * 64)
     ds, meeting, met = opened(path), threading.Barrier(2, timeout=60), set()
     decode = images._pixels
 
@@ -481,7 +477,7 @@ def test_threads_of_a_loader_decode_at_once(path, monkeypatch):
 @pytest.mark.parametrize("decode", ["tensor", Decoding("numpy", "L")], ids=["tensor", "L"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 def test_workers_decode_as_the_reader_chose(path, method, decode):
-    written(path, [{"image": ImageFile(pictures.jpeg(seed=i)), "y": i} for i in range(12)])
+    write(path, [{"image": ImageFile(pictures.jpeg(seed=i)), "y": i} for i in range(12)])
     ds = opened(path, decode)
     view = pickle.loads(pickle.dumps(ds.select("image", "y")[2:]))
     loader = DataLoader(view, 5, num_workers=1, multiprocessing_context=method)
@@ -494,7 +490,7 @@ def test_workers_decode_as_the_reader_chose(path, method, decode):
 
 def test_the_reader_chooses_over_the_writer_for_every_schema(path):
     samples = [{f"image{i}": ImageFile(pictures.jpeg(), FORMS[i % 4])} for i in range(70)]
-    written(path, samples)  # more schemas than a chunk lists: records that say their own
+    write(path, samples)  # more schemas than a chunk lists: records that say their own
     kinds = {"pil": Image.Image, "numpy": np.ndarray, "tensor": torch.Tensor, None: ImageFile}
     ds = opened(path)
     assert [type(ds[i][f"image{i}"]) for i in range(70)] == [kinds[FORMS[i % 4]] for i in range(70)]
@@ -561,14 +557,14 @@ def test_a_lazy_cache_gives_a_computed_sample_as_its_record_reads(path, codec):
 
 def test_labels_beside_images_are_read_without_them(path):
     samples = [{"image": ImageFile(b"no image", "tensor"), "y": i % 3} for i in range(9)]
-    ds = opened(written(path, samples, in_memory_keys=["y"]))
+    ds = opened(write(path, samples, in_memory_keys=["y"]))
     assert ds.select("y").batch(range(9))["y"].tolist() == [0, 1, 2] * 3
     assert len(ds.filter(y=1)) == 3
 
 
 @pytest.mark.full
 def test_image_files_read_without_pillow_never_import_it(path):
-    written(path, [ImageFile(pictures.jpeg())])
+    write(path, [ImageFile(pictures.jpeg())])
     code = (
         "import sys, edcache\n"
         f"print(edcache.CachedDataset.from_cache({str(path)!r}, decode=None)[0].format)\n"
@@ -578,7 +574,7 @@ def test_image_files_read_without_pillow_never_import_it(path):
 
 
 def test_a_file_that_is_not_mapped_decodes_alike(path):
-    written(path, [{"image": ImageFile(pictures.jpeg(seed=i))} for i in range(4)])
+    write(path, [{"image": ImageFile(pictures.jpeg(seed=i))} for i in range(4)])
     expected = opened(path, "tensor").batch(range(4))["image"]
     with reading_by("pread"):
         ds = opened(path, "tensor")
@@ -591,7 +587,7 @@ def test_a_file_that_is_not_mapped_decodes_alike(path):
 
 def test_archives_of_one_schema_that_decode_in_two_ways_are_no_batch_together(tmp_path):
     image = {"image": ImageFile(pictures.jpeg())}
-    caches = [opened(written(tmp_path / f"{form}.zip", [image]), form) for form in ("tensor", "numpy")]
+    caches = [opened(write(tmp_path / f"{form}.zip", [image]), form) for form in ("tensor", "numpy")]
     both = edcache.concat(caches)
     assert [type(both[i]["image"]) for i in (0, 1)] == [torch.Tensor, np.ndarray]
     with pytest.raises(TypeError) as general:

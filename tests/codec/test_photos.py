@@ -76,10 +76,7 @@ def test_every_kind_of_file_is_resized_as_pillow_does(name, size):
     """To a grey level. Some are smaller than the size, one is a pixel."""
     data, mode = pictures.file(name)
     plain = as_pillow(data, mode)
-    ways = [
-        ({}, squeezed(plain, size)),
-        ({"crop": "center"}, centered(plain, size)),
-    ]
+    ways = [({}, squeezed(plain, size)), ({"crop": "center"}, centered(plain, size))]
     for options, expected in ways:
         for library in ("simplejpeg", "pillow"):
             with by_library(library):
@@ -219,11 +216,7 @@ def test_photos_of_any_shape_are_one_batch_which_is_that_of_its_samples(path, ca
     written(path, files)
     for _ in range(max(3, scaled(20))):
         size = draw.choice([draw.randint(1, 80), (draw.randint(1, 80), draw.randint(1, 80))])
-        options = {
-            "size": size,
-            "crop": draw.choice(["center", None]),
-            "mode": draw.choice(["L", "RGB"]),
-        }
+        options = {"size": size, "crop": draw.choice(["center", None]), "mode": draw.choice(["L", "RGB"])}
         form = draw.choice(["numpy", "tensor"])
         ds = CachedDataset.from_cache(path, decode=Decoding(form, **options))
         expected = default_collate([ds[i] for i in range(24)])["image"]

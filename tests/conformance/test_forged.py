@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zstandard
+from systems import ended, in_child
 
 import edcache
 from edcache import format
 from edcache.format import CHUNK, COLUMN, INDEX, PAGE, ROOT, Header
 from edcache.format.records import records_offset
 
-SECONDS = 60
 CODE = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect", "pickle.find_class")
 SAMPLES = [{"x": np.arange(40) * k, "y": k, "text": "word " * k} for k in range(8)]
 
@@ -378,21 +378,7 @@ def _refuse_code(event: str, arguments: Any) -> None:
 
 def _in_child(work: Callable[[], None]) -> str:
     """Run something in a forked process within bounds; how it ended otherwise than well."""
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            signal.alarm(SECONDS)
-            sys.addaudithook(_refuse_code)
-            work()
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return "" if not os.WEXITSTATUS(status) else "an error that is no refusal"
+    code = ended(in_child(lambda: (sys.addaudithook(_refuse_code), work())))
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return "an error that is no refusal" if code else ""

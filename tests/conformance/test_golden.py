@@ -181,15 +181,6 @@ def test_the_package_and_the_reference_reader_read_the_expected_failures(name: s
         assert reference.read_zip(path).failed == expected
 
 
-def test_the_package_reads_the_expected_labels(name: str, path: Path) -> None:
-    cache = edcache.CachedDataset.from_cache(path, allow_partial=True)
-    expected = expected_labels(name)
-    assert list(cache.labels) == list(expected)
-    for column, values in expected.items():
-        found = cache.labels.table[column].to_pylist()
-        assert found == [values.get(i) for i in range(len(cache))]
-
-
 def test_verify_finds_nothing_wrong(name: str, path: Path) -> None:
     report = edcache.verify(path)
     assert report.problems == []

@@ -795,10 +795,7 @@ class TwoReleases(RuleBasedStateMachine):
 
     # --- what happens to the file
 
-    @rule(
-        kind=st.sampled_from(["restart", "zeros", "garbage", "payload", "seal"]),
-        by_later=st.none() | by,
-    )
+    @rule(kind=st.sampled_from(["restart", "zeros", "garbage", "payload", "seal"]), by_later=st.none() | by)
     def crash(self, kind: str, by_later: bool | None) -> None:
         """The file is of another boot, so that the next writer reads all that is not durable; or the later release
         dies, and behind the end is what it may have written of the next entry, or of the next seal. by_later: which

@@ -68,6 +68,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: edcache.map(lambda batch: None, Squares(), at / "m.zip", batch_size=4),
         "give a dict of columns",
     ),
+    "map of a function that raises": (
+        lambda at: edcache.map(lambda sample: sample["y"], Squares(), at / "m.zip"),
+        "the function of map, or its source, raised at index 0: KeyError: 'y'",
+    ),
     "samples in Redis": (lambda _: CachedDataset(Squares(), "redis://host/0"), "RedisDataset"),
     "a storage that nobody knows": (lambda _: CachedDataset(Squares(), "nowhere://a.zip"), "s3://"),
 }

@@ -11,6 +11,8 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,15 +351,64 @@ class Deadly(Images):
 
 @pytest.mark.parametrize("readers", [1, 2])
 def test_a_reader_that_is_killed_loses_nothing(tmp_path, readers):
-    for _ in DataLoader([1], num_workers=1):  # which installs torch's handler
-        pass
-    alive, handler = tmp_path / "alive", signal.getsignal(signal.SIGCHLD)
+    alive = tmp_path / "alive"
     (tmp_path / "once").touch()
     with pytest.warns(RuntimeWarning, match="computed one by one"):
         ds = mapped(halves, Deadly(alive), tmp_path / "m.zip", devices="cpu", num_workers=readers)
     assert alive.exists()
-    assert signal.getsignal(signal.SIGCHLD) is handler
     assert all(same(ds[index], {"half": half_of(index)}) for index in range(COUNT))
+
+
+class Hanging(Images):
+    """A source whose sample 11 tells the process that reads it, and then ends no more."""
+
+    def __init__(self, log):
+        super().__init__()
+        self._log = log
+
+    def __getitem__(self, index):
+        if index == 11:
+            with open(self._log, "a") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+_READ_BY_PROCESSES = """
+import sys
+from pathlib import Path
+import edcache
+from tests.dataset.test_mapped import Hanging, halves
+
+def make(device):
+    return halves
+
+log, path = sys.argv[1:]
+edcache.map(
+    make, Hanging(Path(log)), path, batch_size=8, devices="cpu", num_workers=2, progress=False, spot_check=False
+)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_processes_that_read_end_with_their_parent_also_amid_a_sample(tmp_path, number):
+    log = tmp_path / "log"
+    log.touch()
+    command = [sys.executable, "-c", _READ_BY_PROCESSES, str(log), str(tmp_path / "m.zip")]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_environ())
+    deadline = time.monotonic() + 60
+    while not log.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        assert parent.poll() is None, parent.communicate()[1]
+        time.sleep(0.02)
+    reader = int(log.read_text())
+    parent.send_signal(number)
+    errors = parent.communicate(timeout=60)[1]  # a process that reads has this pipe open, too
+    assert ("KeyboardInterrupt: interrupted" in errors) == (number == signal.SIGINT), errors
+    with suppress(OSError):  # when the process is gone
+        while "State:\tZ" not in Path(f"/proc/{reader}/status").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_sample_that_ends_every_process_is_set_aside(tmp_path):
@@ -800,7 +851,7 @@ def test_a_line_tells_how_long_the_device_waited(tmp_path, monkeypatch, capfd, p
     def make(device):
         return lambda batch: time.sleep(0.008) or {"half": batch["image"]}
 
-    monkeypatch.setattr(sys.modules["edcache.dataset.mapped"], "_TOLD_SECONDS", 0.1)
+    monkeypatch.setattr(sys.modules["edcache.dataset.devices"], "_TOLD_SECONDS", 0.1)
     edcache.map(make, Slow(80, 1), tmp_path / "m.zip", batch_size=8, devices="cpu", progress=progress)
     pattern = r"cpu: waited (\d+)% of 0:00:0\d for batches; more num_workers read faster"
     told = re.findall(pattern, capfd.readouterr().err)
@@ -1165,7 +1216,7 @@ def test_a_field_that_the_function_returns_is_not_kept_too(tmp_path):
     with pytest.raises(OptionError, match=text) as caught:
         mapped(same_name, Images(), tmp_path / "m.zip", keep="name")
     assert caught.value.option == "keep"
-    with pytest.raises(SourceError, match=text):
+    with pytest.raises(OptionError, match=text):
         mapped(same_name, Images(), tmp_path / "n.zip", keep="name", batch_size=None)
 
 

@@ -57,10 +57,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def viewer(path):
-    with (
-        edcache.CachedDataset.from_cache(path) as ds,
-        ds.view(open_browser=False, block=False) as viewer,
-    ):
+    with edcache.CachedDataset.from_cache(path) as ds, ds.view(open_browser=False, block=False) as viewer:
         yield viewer
 
 
@@ -156,32 +153,12 @@ def test_every_answer_has_the_headers_that_bind_a_browser(viewer, visitor):
 @pytest.mark.parametrize(
     "target",
     [
-        "/../server.py",
-        "/page.html",
-        "/server.py",
-        "/%2e%2e/setup.py",
-        "//etc/passwd",
-        "/api",
-        "/api/0/",
-        "/api/1",
-        "/api/-1",
-        "/api/0/sample",
-        "/api/0/sample/-1",
-        "/api/0/sample/20",
-        "/api/0/sample/9999999999999999",
-        "/api/0/sample/1e3",
-        "/api/0/sample/0x1",
-        "/api/0/sample/%D9%A1",
-        "/api/0/picture/0/99",
-        "/api/0/histogram/9",
-        "/api/0/picture/0/1",
-        "/api/0/media/0/0",
-        "/api/0/picture/0/3?axis=3",
-        "/api/0/cells/1",
-        "/api/0/picture/0/3?axis=0&at=9",
-        "/api/0/picture/0/3?axis=0&at=-1",
-        "/api/0/position/20",
-        "/api/0/call/1",
+        *("/../server.py", "/page.html", "/server.py", "/%2e%2e/setup.py", "//etc/passwd", "/api", "/api/0/"),
+        *("/api/1", "/api/-1", "/api/0/sample", "/api/0/sample/-1", "/api/0/sample/20"),
+        *("/api/0/sample/9999999999999999", "/api/0/sample/1e3", "/api/0/sample/0x1", "/api/0/sample/%D9%A1"),
+        *("/api/0/picture/0/99", "/api/0/histogram/9", "/api/0/picture/0/1", "/api/0/media/0/0"),
+        *("/api/0/picture/0/3?axis=3", "/api/0/cells/1", "/api/0/picture/0/3?axis=0&at=9"),
+        *("/api/0/picture/0/3?axis=0&at=-1", "/api/0/position/20", "/api/0/call/1"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(visitor, target):

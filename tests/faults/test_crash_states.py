@@ -16,6 +16,7 @@ from scale import SCALE, scaled, seeded, thinned
 from scenarios import (
     OPTIONS,
     PATH,
+    RECOMPUTED,
     SCENARIOS,
     Notes,
     Recording,
@@ -40,7 +41,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*samples of a seal that a power cut took are kept here"),
 ]
 
-RECOMPUTED = 1_000
 KILLS = 5 * SCALE
 POWER_CUTS = scaled(2_000)
 RECOVERIES = scaled(20)

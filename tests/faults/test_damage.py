@@ -92,13 +92,6 @@ def test_chunks_behind_a_header_that_a_power_cut_took_are_kept(garbage: bytes) -
         assert read_all(PATH) == dict.fromkeys(range(12), 0)
 
 
-def test_the_header_of_the_last_chunk_with_a_flipped_bit_is_no_torn_tail() -> None:
-    for rebooted in (False, True):
-        disk = MemoryDisk({PATH: damaged(archive(seal=False), 2)}, rebooted)
-        with replace_system(disk), pytest.raises(CorruptArchiveError, match="other bytes stand there"):
-            CacheWriter(PATH, "a")
-
-
 @pytest.mark.parametrize("rebooted", [False, True])
 def test_a_flipped_bit_of_a_record_takes_no_other_sample(rebooted: bool) -> None:
     data = archive(seal=False)
@@ -125,7 +118,9 @@ def test_bytes_that_were_put_in_or_taken_out_are_no_torn_tail(shift: int, reboot
             continue  # nothing but the end is gone
         disk = MemoryDisk({PATH: moved}, rebooted)
         with replace_system(disk):
-            with pytest.raises(CorruptArchiveError, match="it is damaged there"):
+            with pytest.raises(
+                CorruptArchiveError, match="it is damaged there.*edcache copy .* --skip-damaged"
+            ):
                 CacheWriter(PATH, "a")
             assert disk.files() == {PATH: moved}
             with warnings.catch_warnings():
@@ -135,12 +130,6 @@ def test_bytes_that_were_put_in_or_taken_out_are_no_torn_tail(shift: int, reboot
             kept = read_all("/disk/mended.zip")
             assert len(kept) >= (6 if shift > 0 or at > PAGE + 700 else 3)
             assert not any(kept.values())
-
-
-def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
-    disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
-    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache copy .* --skip-damaged"):
-        CacheWriter(PATH, "a")
 
 
 def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:

@@ -172,22 +172,3 @@ def test_any_failing_call_is_one_error_and_loses_nothing(
             problems += [told + what for what in aftermath(scenario, disk, published)]
     assert not problems, "\n".join([f"{len(problems)} problems", *problems[:20]])
     tally("failing calls", count)
-
-
-@pytest.mark.parametrize("sync", ["chunk", "seal", 1e-9])
-def test_a_failed_sync_ends_a_writer_and_is_not_tried_again(sync: Any) -> None:
-    """The kernel may have dropped the pages and marked them clean: a second sync would prove nothing."""
-    disk = FailingDisk({})
-    disk.fails = lambda name: name == "sync" and len(disk.files()[PATH]) > 4096  # type: ignore[method-assign]
-    disk.error = errno.EIO
-    with replace_system(disk):
-        w = CacheWriter(PATH, **(OPTIONS | {"sync": sync}))
-        w.write(0, sample(0))
-        with pytest.raises(StorageError, match="Input/output error"):
-            w.close()
-        with pytest.raises(EdcacheError, match="closed|a sync failed"):
-            w.write(1, sample(1))
-            w.flush()
-        assert not disk.open_files
-        disk.fails = lambda name: False  # type: ignore[method-assign]
-        assert read_all(PATH) == {0: 0}

@@ -23,7 +23,7 @@ import pytest
 import scenarios
 from processes import Child, Told
 from scale import scaled, seeded
-from scenarios import OPTIONS, read_all, sample, write
+from scenarios import NOBODY, OPTIONS, RECOMPUTED, read_all, sample, write
 from systems import HANGS, Rebooted, System, replace_system, routed
 
 import edcache
@@ -39,7 +39,6 @@ pytestmark = [
 CRASHES = {"ext4": max(8, scaled(20)), "xfs": max(8, scaled(8))}
 COUNT = 24
 PARTS = (range(9), range(9, 15), range(15, COUNT))  # an archive is sealed after each
-RECOMPUTED = 1_000
 _SHUTDOWN = 0x8004587D  # FS_IOC_SHUTDOWN
 _NO_LOG_FLUSH = struct.pack("I", 2)
 NBYTES = {"ext4": 64 << 20, "xfs": 320 << 20}
@@ -170,11 +169,6 @@ def after_seconds(notes: Told) -> None:
     _write(notes, 1e-9, True, True)
 
 
-class _Nobody(scenarios.Notes):
-    def publish(self, indices: Any, version: int = 0) -> None:
-        return
-
-
 def rewrite(notes: Told) -> None:
     CachedDataset.from_cache(scenarios.PATH).save(scenarios.PATH)
 
@@ -182,7 +176,7 @@ def rewrite(notes: Told) -> None:
 def _make_old() -> None:
     """What `rewrite` has something to do with: all of it sealed, and so on the disk."""
     for part in PARTS:
-        write(_Nobody.__new__(_Nobody), part)
+        write(NOBODY, part)
 
 
 STEPS = [by_chunk, at_seal, after_seconds, never, rewrite]

@@ -23,7 +23,7 @@ import pytest
 import scenarios
 from processes import Child, Told
 from scale import scaled, seeded, thinned
-from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
+from scenarios import OPTIONS, RECOMPUTED, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
 from systems import CALLS, WAYS, System, reading_by, routed
 
 import edcache
@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
-RECOMPUTED = 1_000
 AT_RANDOM = scaled(30)
 
 

@@ -17,7 +17,7 @@ from damage import flipped
 from disk import MemoryDisk
 from filled import available
 from scale import scaled, seeded
-from scenarios import OPTIONS, PATH, present, sample, version_of, write
+from scenarios import NOBODY, OPTIONS, PATH, present, sample, version_of, write
 from systems import replace_system
 
 import edcache
@@ -25,10 +25,7 @@ from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import MAX_HEADER_NBYTES, Failure, columns, contents, parse_header
 from edcache.writer import Appender
 
-pytestmark = [
-    pytest.mark.spread,
-    pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
-]
+pytestmark = [pytest.mark.spread, pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning")]
 
 PARTS = 4
 NEW = 1_000
@@ -65,15 +62,7 @@ def large(index: int) -> dict[str, Any]:
 
 
 def fill(indices: range, version: int = 0, seal: bool = True, **more: Any) -> None:
-    write(_NOBODY, indices, version=version, seal=seal, **more)
-
-
-class _Nobody:
-    def publish(self, indices: Any, version: int = 0) -> None:
-        return
-
-
-_NOBODY: Any = _Nobody()
+    write(NOBODY, indices, version=version, seal=seal, **more)
 
 
 def note() -> None:

@@ -193,13 +193,7 @@ def test_a_head_that_needs_what_a_later_release_knows_says_what(changes, what):
     [
         *({"more": 1}, {"uuid": "xy"}, {"uuid": 5}, {"labels": [["a"]]}, {"labels": 7}, {"format": "other"}),
         *({"version": 2}, {"uuid": "00" * 16}, {"length": -1}, {"length": 1.5}, {"length": 1 << 62}),
-        *(
-            {"claim_size": 0},
-            {"claim_size": True},
-            {"codec": 3},
-            {"compression": 3},
-            {"fingerprint": []},
-        ),
+        *({"claim_size": 0}, {"claim_size": True}, {"codec": 3}, {"compression": 3}, {"fingerprint": []}),
         *({"labels": [["", "x"]]}, {"labels": [["a", []]]}, {"labels": [["a", [None]]]}),
         *({"labels": [["a", 1.5]]}, {"labels": [["a", "x"], ["a", "y"]]}),
         *({"reads": "x"}, {"reads": [1]}, {"reads": None}, {"writes": {}}, {"writes": [[]]}, {"more": []}),

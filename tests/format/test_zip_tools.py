@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -101,16 +100,6 @@ def run(*command: object, binary: bool = False) -> bytes | str:
     return done.stdout if binary else done.stdout.decode(errors="replace")  # tools print the comment
 
 
-def test_the_archive_is_one_that_the_package_itself_finds_sound(archive: Path) -> None:
-    report = edcache.verify(archive)
-    assert report.sound, report.problems
-    assert report.sealed
-
-
-def test_python_zipfile_command_tests_it(archive: Path) -> None:
-    assert run(sys.executable, "-m", "zipfile", "-t", archive) == "Done testing\n"
-
-
 def test_zipfile_reads_every_member_without_a_warning(archive: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -185,11 +174,3 @@ def test_both_ways_of_reading_agree_with_the_reference_reader(archive: Path) -> 
     assert len(cache) == listed.length
     for i, record in listed.records.items():
         assert client_reference.sample(listed.schemas[i], record) == client_edcache.canonical(cache[i])
-
-
-def test_growth_leaves_the_sealed_bytes_alone(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "grown.zip"
-    CONTENTS[content](path, 0)
-    before = path.read_bytes()
-    CONTENTS[content](path, 1000)
-    assert path.read_bytes()[: len(before)] == before

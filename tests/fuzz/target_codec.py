@@ -19,46 +19,16 @@ from edcache.errors import EdcacheError
 
 _LEAVES = [
     *("none", "bool", "int", "float", "complex", "uuid", "date", "timedelta", "str", "bytes", "bytearray"),
-    *(
-        "bigint",
-        "numpy.str",
-        "numpy.bytes",
-        ["datetime", None],
-        ["path", "PosixPath"],
-    ),
-    *(
-        ["datetime", [3600_000_000]],
-        ["ints", "list"],
-    ),
-    *(["floats", "tuple"], ["bools", "list"], ["strs", "tuple"], ["scalar", "<f4"], ["scalar", "<M8[ns]"]),
-    *(
-        ["array", "<f4", [2, 3]],
-        ["array", "|u1", 1],
-        ["array", "<i8", 3],
-        ["array", "<U3", [2]],
-        ["array", "|S0", [2]],
-    ),
-    *(
-        ["tensor", "uint8", [3]],
-        ["tensor", "bfloat16", 2],
-        ["tensor", "float32", []],
-        ["tensor", "complex64", [0, 2]],
-    ),
-    *(
-        ["array", ["struct", [["a", 0, "<i4"], ["b", 4, "<f8"]], 12], [2]],
-        ["scalar", "|V5"],
-    ),
-    *(["enum", "m", "E"], ["path", "PureWindowsPath"]),
-    *(["imagefile", None, None, False], ["imagefile", "tensor", "RGB", True]),
-    *(["scalar", ">f8"], ["array", "<c16", 2], ["scalar", "|b1"]),
+    *("bigint", "numpy.str", "numpy.bytes", ["datetime", None], ["path", "PosixPath"]),
+    *(["datetime", [3600_000_000]], ["ints", "list"], ["floats", "tuple"], ["bools", "list"]),
+    *(["strs", "tuple"], ["scalar", "<f4"], ["scalar", "<M8[ns]"], ["array", "<f4", [2, 3]]),
+    *(["array", "|u1", 1], ["array", "<i8", 3], ["array", "<U3", [2]], ["array", "|S0", [2]]),
+    *(["tensor", "uint8", [3]], ["tensor", "bfloat16", 2], ["tensor", "float32", []]),
+    *(["tensor", "complex64", [0, 2]], ["array", ["struct", [["a", 0, "<i4"], ["b", 4, "<f8"]], 12], [2]]),
+    *(["scalar", "|V5"], ["enum", "m", "E"], ["path", "PureWindowsPath"], ["imagefile", None, None, False]),
+    *(["imagefile", "tensor", "RGB", True], ["scalar", ">f8"], ["array", "<c16", 2], ["scalar", "|b1"]),
 ]
-_KEYS = [
-    "a",
-    "b",
-    "é",
-    ["int", 5],
-    ["enum", "m", "Key", "A"],
-]
+_KEYS = ["a", "b", "é", ["int", 5], ["enum", "m", "Key", "A"]]
 
 
 @cache

@@ -92,22 +92,26 @@ def check(sample, expected):
         assert sample == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"lazy": True}, {"num_workers": 2}], ids=str)
-def test_a_source_gives_arrays_of_the_declared_dtype(source, tmp_path, options):
-    ds = CachedDataset(source, tmp_path / "a.zip", progress=False, **options)
-    check(ds[0], FULL)
-    check(ds[1], HOLES)
+def saved(source, folder):
+    source.save_to_disk(folder)
+    return datasets.load_from_disk(folder)
 
 
-def test_a_folder_that_datasets_saved_does_too(source, tmp_path):
-    source.save_to_disk(tmp_path / "saved")
-    ds = CachedDataset(datasets.load_from_disk(tmp_path / "saved"), tmp_path / "a.zip", progress=False)
-    check(ds[0], FULL)
-    check(ds[1], HOLES)
+SOURCES = {
+    "plain": lambda source, folder: source,
+    "saved": saved,
+    "stream": lambda source, folder: source.to_iterable_dataset(),
+}
 
 
-def test_a_stream_does_too(source, tmp_path):
-    ds = CachedDataset(source.to_iterable_dataset(), tmp_path / "a.zip", progress=False)
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("plain", {}), ("plain", {"lazy": True}), ("plain", {"num_workers": 2}), ("saved", {}), ("stream", {})],
+    ids=str,
+)
+def test_a_source_gives_arrays_of_the_declared_dtype(source, tmp_path, form, options):
+    given_source = SOURCES[form](source, tmp_path / "saved")
+    ds = CachedDataset(given_source, tmp_path / "a.zip", progress=False, **options)
     check(ds[0], FULL)
     check(ds[1], HOLES)
 

@@ -370,10 +370,7 @@ def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
         opened(root, "torch_xla")[2]
 
 
-@pytest.mark.parametrize(
-    "said",
-    ["[]", '{"count": -1, "max_files_per_folder": 9}', "{}", "{"],
-)
+@pytest.mark.parametrize("said", ["[]", '{"count": -1, "max_files_per_folder": 9}', "{}", "{"])
 def test_a_metadata_that_torch_xla_did_not_write_is_refused(tmp_path, said):
     root = xla_folder(tmp_path / "xla", xla_samples(2))
     (root / "METADATA").write_text(said)

@@ -27,21 +27,15 @@ def digit(i):
     return {**sample, "points": torch.arange(i), "meta": {"size": (i, 2.5), "none": None}}
 
 
-def test_what_edflows_server_wrote_reads_back_exactly(path):
-    ds = import_cache(FOREIGN / "edflow" / "cached" / "digits.zip", path, "edflow", progress=False)
-    assert ds.complete
-    assert [same(sample, digit(i)) for i, sample in enumerate(ds)] == [True] * 7
-    assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert ds.labels["name"].tolist() == [f"n{i}" for i in range(7)]
-
-
-def test_what_edflows_server_wrote_reads_back_under_its_old_name(tmp_path):
+def test_what_edflows_server_wrote_reads_back_exactly_and_under_its_old_name(tmp_path):
     archive = tmp_path / "cached" / "digits.zip"
     archive.parent.mkdir()
-    import_cache(FOREIGN / "edflow" / "cached" / "digits.zip", archive, "edflow", in_memory_keys=["label"])
-    ds = edflow.CachedDataset.from_cache(tmp_path, "digits")
-    assert [same(ds[i], digit(i)) for i in range(7)] == [True] * 7
-    assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    imported = import_cache(FOREIGN / "edflow" / "cached" / "digits.zip", archive, "edflow", progress=False)
+    assert imported.complete
+    for ds in (imported, edflow.CachedDataset.from_cache(tmp_path, "digits")):
+        assert [same(ds[i], digit(i)) for i in range(7)] == [True] * 7
+        assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+        assert ds.labels["name"].tolist() == [f"n{i}" for i in range(7)]
 
 
 # --------------------------------------------------------------------------------------------- MONAI
@@ -68,10 +62,7 @@ def xla_seed(tmp_path):
     return old_caches.xla_folder(tmp_path / "seed", [{"a": i} for i in range(4)])
 
 
-SEEDS = {
-    "edflow": (edflow_seed, ""),
-    "torch_xla": (xla_seed, "METADATA"),
-}
+SEEDS = {"edflow": (edflow_seed, ""), "torch_xla": (xla_seed, "METADATA")}
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -154,10 +154,7 @@ texts = st.text(st.characters(), max_size=12)
 zones = st.one_of(
     st.none(),
     st.just(dt.timezone.utc),
-    st.builds(
-        dt.timezone,
-        st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)),
-    ),
+    st.builds(dt.timezone, st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23))),
 )
 leaves = st.one_of(
     tensors,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from written import write
 
-from edcache import CacheWriter
 from edcache.errors import StorageError
 
 
@@ -25,9 +26,18 @@ def is_sample(found: Any, i: int, nbytes: int = 3000) -> bool:
 def make(path: Path, count: int = 400, nbytes: int = 3000, chunk: int = 40, **options: Any) -> bytes:
     """A sealed archive; returns its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with CacheWriter(path, "w", in_memory_keys=["y"], chunk_size=chunk, **options) as writer:
-        writer.extend(sample(i, nbytes) for i in range(count))
-    return path.read_bytes()
+    options = {"in_memory_keys": ["y"], "chunk_size": chunk} | options
+    return write(path, (sample(i, nbytes) for i in range(count)), "w", **options).read_bytes()
+
+
+def picture(k: int) -> dict[str, Any]:
+    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
+
+
+def pictures(path: Path, count: int, make: Callable[[int], Any] = picture, **options: Any) -> bytes:
+    """A sealed archive of samples with a label; returns its bytes."""
+    options = {"in_memory_keys": ["label"], "chunk_size": 100} | options
+    return write(path, map(make, range(count)), "w", **options).read_bytes()
 
 
 class Far:

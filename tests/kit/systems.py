@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import faulthandler
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -132,7 +134,7 @@ class Refusing(System):
 
     def __init__(self, code: int, *names: str) -> None:
         def refuse(*arguments: Any) -> None:
-            raise OSError(code, os.strerror(code))
+            raise OSError(code, os.strerror(code), *[one for one in arguments[:1] if isinstance(one, str)])
 
         for name in names:
             setattr(self, name, refuse)
@@ -171,7 +173,9 @@ class Full(System):
 
 
 class Watching(System):
-    """Notes which files are opened, how, and which are looked at."""
+    """Notes which files are opened, how, and which are looked at; counts bytes that are read, and syncs."""
+
+    nbytes = syncs = 0
 
     def __init__(self) -> None:
         self.opened: list[tuple[str, int]] = []
@@ -184,6 +188,22 @@ class Watching(System):
     def stat_path(self, path: str) -> os.stat_result:
         self.looked.append(path)
         return super().stat_path(path)
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        found: bytes = super().pread(fd, nbytes, offset)
+        self.nbytes += len(found)
+        return found
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        super().sync(fd)
+
+
+def in_threads(*works: Callable[[], object]) -> None:
+    """Do several things at once, each in a thread; what one raises is raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 def in_child(step: Callable[[], Any], system: System | None = None) -> int:
@@ -209,6 +229,17 @@ def in_child(step: Callable[[], Any], system: System | None = None) -> int:
 def ended(pid: int) -> int:
     """0, 1 after an exception, the signal as a negative number."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def in_a_fork(work: Callable[[], Any]) -> Any:
+    """Do something in a fork; returns its answer."""
+    receiver, sender = os.pipe()
+    pid = in_child(lambda: os.write(sender, pickle.dumps(work())))
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        answer = file.read()
+    assert ended(pid) == 0
+    return pickle.loads(answer)
 
 
 def killed_at(count: int, work: Callable[[], object]) -> bool:

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import ast
 import dataclasses
 import datetime as dt
 import enum
 import json
 import pickle
 import re
-import sys
 from collections import OrderedDict, defaultdict, namedtuple
 from pathlib import Path
 from uuid import uuid4
@@ -22,7 +20,7 @@ from hypothesis import strategies as st
 from edcache import CachedDataset
 from edcache.errors import LabelError, OptionError
 from edcache.format.types import is_type_json, joined_schema, type_of_json, type_to_json, unify
-from edcache.labels import collected, collector, given_column
+from edcache.labels import collected, given_column
 from edcache.labels.collector import LabelCollector
 from edcache.labels.label_spec import LabelSpec
 
@@ -69,12 +67,6 @@ REFUSED = [
     ([len], "a callable without a name"),
     (["\ud800"], "not UTF-8"),
 ]
-
-
-@pytest.mark.parametrize(("keys", "message"), REFUSED)
-def test_parse_refuses(keys, message):
-    with pytest.raises(OptionError, match=message):
-        LabelSpec.parse(keys)
 
 
 @pytest.mark.parametrize(("keys", "message"), REFUSED)
@@ -433,24 +425,6 @@ def test_no_labels_at_all():
 def test_no_validity_bitmap_without_a_missing_value():
     for values in ([1, 2], [0.5, 1.5], [True], ["a"], [dt.date(2024, 1, 1)]):
         assert collect(*values).chunk(0).buffers()[0] is None
-
-
-@pytest.mark.parametrize("module", ["collector", "labels", "query", "where"])
-def test_the_room_imports_neither_torch_nor_pandas(module):
-    path = Path(collector.__file__).with_name(f"{module}.py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            is_rooms = node.module == "edcache"
-            found |= {f"edcache.{alias.name}" for alias in node.names} if is_rooms else {node.module}
-    outside = {name for name in found if name.split(".")[0] not in sys.stdlib_module_names}
-    ours = {name for name in outside if name.startswith("edcache")}
-    assert outside - ours <= {"numpy", "numpy.typing", "pyarrow", "pyarrow.compute"}
-    rooms = {"edcache.base", "edcache.format"}
-    assert all(name in rooms or name.startswith("edcache.labels.") for name in ours)
 
 
 # ---- unify

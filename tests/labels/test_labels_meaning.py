@@ -4,7 +4,6 @@ The model compares Python's values, whose integers and floats compare exactly; i
 """
 
 import datetime as dt
-import json
 import math
 import operator
 import struct
@@ -16,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
-from click.testing import CliRunner
+from cli_runner import report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optional import Later, Library, made
 from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
-from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, OptionError
 from edcache.labels import Labels, classes_of, single_values, sorted_rows
 from edcache.labels.given import joined
@@ -524,11 +522,12 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
 def test_the_command_line_has_the_same_classes(archive, name):
     ds, columns = archive
     groups = numbered(columns[name])
-    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--json"])
-    assert sorted(row["count"] for row in json.loads(printed.output)) == sorted(map(len, groups))
-    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0,)", "--json"])
+    assert sorted(row["count"] for row in report("labels", ds.path, "--count", name)) == sorted(
+        map(len, groups)
+    )
+    zeros = report("labels", ds.path, "--where", f"{name} in (0,)")
     expected = [k for k, value in enumerate(columns[name]) if value == 0]
-    assert [row["index"] for row in json.loads(zeros.output)] == expected
+    assert [row["index"] for row in zeros] == expected
 
 
 def test_labels_join_by_values_not_by_bits(archive):
@@ -543,77 +542,21 @@ def test_labels_join_by_values_not_by_bits(archive):
 # -------------------------------------------------------------------- right, or an error of ours
 
 HOSTILE = [
-    *(
-        None,
-        True,
-        0,
-        -1,
-        2**53 + 1,
-        10**5000,
-        -(10**5000),
-        0.1,
-        math.nan,
-        math.inf,
-        1 + 2j,
-        "a",
-        "",
-        "\ud800",
-        b"a",
-    ),
-    *("2024-01-01", "2024-13-01", "2024-01-01T00:00:00.123456789123456789", "9999-12-31T23:59:59-14:00"),
-    *("0001-01-01T00:00:00+14:00", "99999999999-01", "2024-01-01T00:00:00+99:99"),
-    *(dt.date(2024, 1, 1), EPOCH, dt.datetime.max, dt.datetime.min, dt.timedelta.max, dt.timedelta.min),
-    *(
-        dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-14))),
-        EPOCH.replace(tzinfo=dt.timezone.utc),
-    ),
-    *(
-        np.datetime64("NaT", "s"),
-        np.datetime64("2024"),
-        np.datetime64(2**62, "as"),
-        np.array([5]).view("m8")[0],
-    ),
-    *(
-        np.timedelta64(1, "Y"),
-        np.timedelta64("NaT", "s"),
-        np.timedelta64(2**62, "W"),
-        np.float16(0.1),
-        np.longdouble(1),
-    ),
-    *(
-        np.uint64(2**64 - 1),
-        np.array([1.5, math.nan]),
-        np.array([[1, 2]]),
-        np.array(["a"]),
-        np.array([None, "a"]),
-    ),
-    *(
-        np.array(["2024"], "M8[Y]"),
-        np.array([1, 2]).view("m8"),
-        np.array([b"a"]),
-        np.array([1], "g"),
-        np.zeros((0, 2)),
-    ),
-    *(
-        [],
-        [None],
-        [[1]],
-        [1, "a"],
-        {1: 2},
-        {1, None},
-        range(3),
-        range(10**30),
-        range(0, -(10**30), -7),
-        slice(2),
-    ),
-    *(object(), object, len, lambda column: column, lambda column: column > "a", lambda a, b: a, iter([1])),
-    *(
-        lambda column: [[1], [1, 2]],
-        lambda column: 1 / 0,
-        lambda column: None,
-        lambda column: column == column,
-    ),
-    pa.array([1]),
+    *(None, True, 0, -1, 2**53 + 1, 10**5000, -(10**5000), 0.1, math.nan, math.inf, 1 + 2j, "a", ""),
+    *("\ud800", b"a", "2024-01-01", "2024-13-01", "2024-01-01T00:00:00.123456789123456789"),
+    *("9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00", "99999999999-01"),
+    *("2024-01-01T00:00:00+99:99", dt.date(2024, 1, 1), EPOCH, dt.datetime.max, dt.datetime.min),
+    *(dt.timedelta.max, dt.timedelta.min),
+    dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-14))),
+    *(EPOCH.replace(tzinfo=dt.timezone.utc), np.datetime64("NaT", "s"), np.datetime64("2024")),
+    *(np.datetime64(2**62, "as"), np.array([5]).view("m8")[0], np.timedelta64(1, "Y")),
+    *(np.timedelta64("NaT", "s"), np.timedelta64(2**62, "W"), np.float16(0.1), np.longdouble(1)),
+    *(np.uint64(2**64 - 1), np.array([1.5, math.nan]), np.array([[1, 2]]), np.array(["a"])),
+    *(np.array([None, "a"]), np.array(["2024"], "M8[Y]"), np.array([1, 2]).view("m8"), np.array([b"a"])),
+    *(np.array([1], "g"), np.zeros((0, 2)), [], [None], [[1]], [1, "a"], {1: 2}, {1, None}, range(3)),
+    *(range(10**30), range(0, -(10**30), -7), slice(2), object(), object, len, lambda column: column),
+    *(lambda column: column > "a", lambda a, b: a, iter([1]), lambda column: [[1], [1, 2]]),
+    *(lambda column: 1 / 0, lambda column: None, lambda column: column == column, pa.array([1])),
     pa.scalar(1),
 ]
 OF_PANDAS = Later(

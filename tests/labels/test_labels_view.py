@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import (
-    LabelError,
-    OptionError,
-    SampleIndexError,
-    UnknownLabelError,
-)
+from edcache.errors import LabelError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.format.arrays import missing_rows, number_values, take_rows, to_numpy
 from edcache.labels.labels import Labels
 
@@ -202,17 +197,6 @@ def test_an_archive_without_labels_knows_its_length():
     assert labels.take([6, -7]).num_rows == 2
     assert labels.take([6]).table.num_columns == 0
     assert repr(labels) == "Labels(no columns; 7 rows)"
-
-
-def test_take_composes(table):
-    taken = Labels(table).take([3, 2, 1]).take(np.array([-1, 0, 0], np.int8))
-    assert taken["label"].tolist() == [1, 1, 1]
-    assert taken["split"].tolist() == ["test"] * 3
-    assert taken.table["maybe"].to_pylist() == [None, 4, 4]
-    assert taken["maybe"].dtype == object
-    assert taken.take(range(1))["when"].tolist() == [1]
-    assert taken.take([]).num_rows == 0
-    assert taken.take([])["split"].tolist() == []
 
 
 def test_take_refuses_what_is_no_index(table):

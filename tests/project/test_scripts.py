@@ -60,9 +60,7 @@ TRIALS = {
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
-IN_CI = {
-    "test": "EDCACHE_TEST_SCALE=0.1 scripts/test --full\n",
-}
+IN_CI = {"test": "EDCACHE_TEST_SCALE=0.1 scripts/test --full\n"}
 # Nobody tries it: it installs 7 GB.
 UNTRIED = {"test-xla"}
 

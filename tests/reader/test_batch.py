@@ -18,7 +18,6 @@ from written import written
 
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.indexing import batch_of
-from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
 from edcache.reader import Group
 
 leaves = st.one_of(
@@ -82,11 +81,6 @@ def ds(tmp_path):
 
 def images(loader):
     return torch.cat([batch["image"][:, 0, 0] for batch in loader]).tolist()
-
-
-def test_a_plain_data_loader_gets_it(ds):
-    (batch,) = DataLoader(ds, batch_size=60)
-    assert same(batch, default_collate([sample(i) for i in range(60)]))
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -214,29 +208,6 @@ def test_a_batch_is_the_callers_own(ds):
     first = ds.batch([3, 4])
     first["image"].zero_()
     assert same(ds.batch([3, 4]), default_collate([sample(3), sample(4)]))
-
-
-def test_a_corrupt_record_is_named_as_in_a_single_read(ds):
-    row = int(ds._reader.rows["offset"][7])
-    with open(ds.path, "r+b") as file:
-        file.seek(row)
-        file.write(b"\xff")
-    with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
-        CachedDataset.from_cache(ds.path).batch([1, 7, 2])
-    unverified = CachedDataset.from_cache(ds.path, verify="never").batch([7, 8])
-    assert unverified["image"].shape == (2, 2, 3)
-
-
-def test_missing_samples_and_wrong_indices_are_errors(tmp_path, ds):
-    with CacheWriter(tmp_path / "sparse.zip") as w:
-        for i in (1, 3, 5):
-            w.write(i, {"x": torch.tensor(i)})
-    sparse = CachedDataset.from_cache(tmp_path / "sparse.zip")
-    assert sparse.batch([5, 1])["x"].tolist() == [5, 1]
-    with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
-        sparse.batch([1, 2])
-    with pytest.raises(SampleIndexError, match="60"):
-        ds.batch([0, 60])
 
 
 def test_a_forwarded_getitems_of_the_source_does_not_bypass_the_cache(tmp_path):

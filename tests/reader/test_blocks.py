@@ -1,7 +1,7 @@
 """Damage is met where it lies and nowhere else: each record has a sum, a large one a sum of each block."""
 
+import functools
 import random
-import threading
 from itertools import pairwise
 
 import fsspec
@@ -11,9 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
-from range_server import serving
 from scale import scaled
-from systems import WAYS, reading_by
+from systems import WAYS, in_threads, reading_by
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter, verify
@@ -287,18 +286,6 @@ def test_what_is_fetched_by_request_is_checked_as_it_comes(archives, name):
     far.store.clear()
 
 
-def test_a_field_of_a_large_record_is_fetched_without_the_rest(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
-        w.extend({"image": noise(k, 2_000_000), "label": k} for k in range(3))
-    with (
-        serving((tmp_path / "a.zip").read_bytes()) as served,
-        CachedDataset.from_cache(served.url, local=False) as ds,
-    ):
-        assert ds.select("label")[1] == {"label": 1}
-        assert ds.select("label").batch([0, 2])["label"].tolist() == [0, 2]
-        assert served.sent < 10 * BLOCK
-
-
 @pytest.mark.parametrize("name", ["small", "large", "varying", "shuffled", "zstd"])
 def test_a_damaged_row_of_the_index_is_never_another_record(archives, name):
     """It fails the sum of its record, whichever of its bits is turned, or says that there is none."""
@@ -387,11 +374,7 @@ def batchwise(ds, indices):
 
 
 def with_two_threads(ds, indices):
-    threads = [threading.Thread(target=one_by_one, args=(ds, indices[n::2])) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[functools.partial(one_by_one, ds, indices[n::2]) for n in range(2)])
     one_by_one(ds, indices)
 
 

@@ -215,7 +215,7 @@ def test_a_sparse_archive_collates_what_it_has(tmp_path, data, make):
     present = [1, 2, 5, 8, 13]
     asked, ways = data.draw(options(make))
     indices = data.draw(st.lists(st.sampled_from(present), min_size=1, max_size=5))
-    ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], present)
+    ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], indices=present)
     collate = edcache.collate(**asked)
     expected = outcome(lambda: collate([ds[i] for i in indices]))
     found = outcome(lambda: collate([batch_of(ds, [i - len(ds) for i in indices])]))
@@ -314,9 +314,8 @@ def test_a_batch_of_nothing_but_empty_ones_is_empty(tmp_path):
 
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_a_list_of_several_dtypes_is_cut_too(tmp_path, is_lazy):
-    ds = write(
-        tmp_path / "a.zip", [{"x": torch.ones(5)}, {"x": torch.ones(5, 2)}, {"x": torch.ones(5).int()}]
-    )
+    made = [{"x": torch.ones(5)}, {"x": torch.ones(5, 2)}, {"x": torch.ones(5).int()}]
+    ds = write(tmp_path / "a.zip", made)
     batch = [batch_of(ds, [0, 1, 2])] if is_lazy else [ds[0], ds[1], ds[2]]
     found = edcache.collate(as_list=["x"], max_length=3)(batch)
     assert [tensor.shape for tensor in found["x"]] == [(3,), (3, 2), (3,)]
@@ -559,6 +558,10 @@ WRONG_OPTIONS = [
     ({"pad": {"ids": 0}, "side": "top"}, 'side=\'top\'; give "right" or "left"'),
     ({"jagged": "boxes"}, "jagged='boxes'; give a list of field paths: jagged=['boxes']"),
     ({"as_list": 1}, "as_list=1; give a list of field paths: as_list=[1]"),
+    ({"pad": ["x"]}, "pad=['x']; give what to pad with, by field path: pad={\"input_ids\": 0}"),
+    ({"as_list": None}, "as_list=None; give a list of field paths: as_list=[None]"),
+    ({"max_length": 2.5}, "max_length=2.5; give a length of 0 or more, or None"),
+    ({"multiple_of": 0.5}, "multiple_of=0.5; give an integer of 1 or more"),
 ]
 
 
@@ -569,113 +572,57 @@ def test_wrong_options_are_refused(asked, text):
     assert str(caught.value) == text
 
 
-KEYS = "'ids', 'boxes', 'text', 'image', 'target', 'label'"
 NOT_PADDED = "collate(): tensors, arrays and lists of numbers are padded or jagged, not"
+DIFFER = "collate(): the samples differ in dtype or dimensions: [('torch.float32', 1), "
+NO_LENGTH = "collate(): a 0-d tensor has no length; leave it to the default, or use as_list"
+LACKS = "which the samples do not have; they are"
+KEYS = "dicts with the keys 'ids', 'boxes', 'text', 'image', 'target', 'label'"
 WRONG_FIELDS = [
+    (sample, {"pad": {"nope": 0}}, f"collate() names 'nope', {LACKS} {KEYS}"),
+    (sample, {"jagged": ["target.nope"]}, f"collate() names 'target.nope', {LACKS} {KEYS}"),
+    (sample, {"as_list": [("target", 3)]}, f"collate() names ('target', 3), {LACKS} {KEYS}"),
+    (sample, {"pad": {"text": 0}, "as_list": ["ids", "boxes"]}, f"{NOT_PADDED} str; use as_list"),
+    (sample, {"jagged": ["label"]}, f"{NOT_PADDED} int; use as_list"),
+    (sample, {"jagged": ["target"]}, f"{NOT_PADDED} dict; use as_list"),
     (
-        {"pad": {"nope": 0}},
-        f"collate() names 'nope', which the samples do not have; they are dicts with the keys {KEYS}",
+        lambda k: {"x": torch.ones(2, k)},
+        {"jagged": ["x"]},
+        "jagged: the samples differ beyond the first dimension: [(2,), (3,)]; use pad or as_list",
+    ),
+    (lambda k: {"x": torch.tensor(k)}, {"pad": {"x": 0}}, NO_LENGTH),
+    (lambda k: {"x": np.array(k)}, {"jagged": ["x"]}, NO_LENGTH),
+    (
+        lambda k: {"x": torch.ones(k, dtype=torch.float32 if k % 2 else torch.int64)},
+        {"pad": {"x": 0}},
+        f"{DIFFER}('torch.int64', 1)]; use as_list",
     ),
     (
-        {"jagged": ["target.nope"]},
-        f"collate() names 'target.nope', which the samples do not have; they are dicts with the keys {KEYS}",
+        lambda k: {"x": torch.ones(*[k] * (k % 2 + 1))},
+        {"jagged": ["x"]},
+        f"{DIFFER}('torch.float32', 2)]; use as_list",
     ),
+    (lambda k: (k, torch.ones(k)), {"pad": {2: 0}}, f"collate() names 2, {LACKS} tuples of 2"),
     (
-        {"as_list": [("target", 3)]},
-        f"collate() names ('target', 3), which the samples do not have; they are dicts with the keys {KEYS}",
+        lambda k: Pair(k, torch.ones(k)),
+        {"pad": {"top": 0}},
+        f"collate() names 'top', {LACKS} Pair with the fields left, right",
     ),
+    (lambda k: torch.ones(3), {"pad": {"x": 0}}, f"collate() names 'x', {LACKS} of type Tensor"),
     (
-        {"pad": {"text": 0}},
-        f"{NOT_PADDED} str; use as_list",
-    ),
-    (
-        {"jagged": ["label"]},
-        f"{NOT_PADDED} int; use as_list",
-    ),
-    (
-        {"jagged": ["target"]},
-        f"{NOT_PADDED} dict; use as_list",
+        lambda k: {"x": torch.ones(k)} | ({"y": torch.ones(k)} if k == 2 else {}),
+        {"pad": {"x": 0, "y": 0}},
+        f"collate() names 'y', {LACKS} dicts with the keys 'x'",
     ),
 ]
 
 
-@pytest.mark.parametrize(("asked", "text"), WRONG_FIELDS)
 @pytest.mark.parametrize("is_lazy", [False, True])
-def test_wrong_fields_are_named(ds, asked, text, is_lazy):
-    with pytest.raises(OptionError) as caught:
-        edcache.collate(**asked)([batch_of(ds, [3, 3])] if is_lazy else [ds[3], ds[3]])
-    assert str(caught.value) == text
-
-
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_what_is_not_jagged_says_how(ds, is_lazy):
-    collate = edcache.collate(jagged=["target.mask"], as_list=["ids", "boxes"])
-    with pytest.raises(OptionError) as caught:
-        collate([batch_of(ds, [2, 3])] if is_lazy else [ds[2], ds[3]])
-    assert str(caught.value) == (
-        "jagged: the samples differ beyond the first dimension: [(1,), (2,)]; use pad or as_list"
-    )
-
-
-@pytest.mark.parametrize("is_lazy", [False, True])
-@pytest.mark.parametrize(
-    ("make", "asked", "text"),
-    [
-        (
-            lambda k: {"x": torch.tensor(k)},
-            {"pad": {"x": 0}},
-            "collate(): a 0-d tensor has no length; leave it to the default, or use as_list",
-        ),
-        (
-            lambda k: {"x": np.array(k)},
-            {"jagged": ["x"]},
-            "collate(): a 0-d tensor has no length; leave it to the default, or use as_list",
-        ),
-        (
-            lambda k: {"x": torch.ones(k, dtype=torch.float32 if k % 2 else torch.int64)},
-            {"pad": {"x": 0}},
-            "collate(): the samples differ in dtype or dimensions: "
-            "[('torch.float32', 1), ('torch.int64', 1)]; use as_list",
-        ),
-        (
-            lambda k: {"x": torch.ones(*[k] * (k % 2 + 1))},
-            {"jagged": ["x"]},
-            "collate(): the samples differ in dtype or dimensions: "
-            "[('torch.float32', 1), ('torch.float32', 2)]; use as_list",
-        ),
-        (
-            lambda k: (k, torch.ones(k)),
-            {"pad": {2: 0}},
-            "collate() names 2, which the samples do not have; they are tuples of 2",
-        ),
-        (
-            lambda k: Pair(k, torch.ones(k)),
-            {"pad": {"top": 0}},
-            "collate() names 'top', which the samples do not have; they are Pair with the fields left, right",
-        ),
-        (
-            lambda k: torch.ones(3),
-            {"pad": {"x": 0}},
-            "collate() names 'x', which the samples do not have; they are of type Tensor",
-        ),
-    ],
-)
-def test_what_cannot_be_padded_says_why(tmp_path, make, asked, text, is_lazy):
+@pytest.mark.parametrize(("make", "asked", "text"), WRONG_FIELDS)
+def test_what_cannot_be_collated_so_says_why(tmp_path, make, asked, text, is_lazy):
     ds = write(tmp_path / "a.zip", [make(k) for k in range(6)])
-    batch = [batch_of(ds, [2, 3])] if is_lazy else [ds[2], ds[3]]
     with pytest.raises(OptionError) as caught:
-        edcache.collate(**asked)(batch)
+        edcache.collate(**asked)([batch_of(ds, [2, 3])] if is_lazy else [ds[2], ds[3]])
     assert str(caught.value) == text
-
-
-@pytest.mark.parametrize("is_lazy", [False, True])
-def test_a_field_that_one_sample_lacks_is_named(tmp_path, is_lazy):
-    ds = write(
-        tmp_path / "a.zip", [{"x": torch.ones(k), **({"y": torch.ones(k)} if k else {})} for k in range(3)]
-    )
-    batch = [batch_of(ds, [1, 0])] if is_lazy else [ds[1], ds[0]]
-    with pytest.raises(OptionError, match=r"names 'y', which the samples do not have; .* the keys 'x'$"):
-        edcache.collate(pad={"x": 0, "y": 0})(batch)
 
 
 @pytest.mark.parametrize("is_lazy", [False, True])
@@ -720,24 +667,9 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
         edcache.collate(**ALL_WAYS)([batch_of(CachedDataset.from_cache(ds.path), [1, 7])])
-    sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], [1, 3])
+    sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], indices=[1, 3])
     with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
         edcache.collate(pad={"x": 0})([batch_of(sparse, [1, 2])])
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"pad": ["x"]}, "pad=['x']; give what to pad with, by field path: pad={\"input_ids\": 0}"),
-        ({"as_list": None}, "as_list=None; give a list of field paths: as_list=[None]"),
-        ({"max_length": 2.5}, "max_length=2.5; give a length of 0 or more, or None"),
-        ({"multiple_of": 0.5}, "multiple_of=0.5; give an integer of 1 or more"),
-    ],
-)
-def test_options_of_another_type_are_refused(options, text):
-    with pytest.raises(OptionError) as caught:
-        edcache.collate(**options)
-    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(

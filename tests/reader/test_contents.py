@@ -3,13 +3,11 @@
 from contextlib import closing
 
 import pytest
-from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
 from edcache import CacheWriter, format
-from edcache.errors import CorruptArchiveError
 from edcache.format import PRESENT, Chain, Contents, contents
 from edcache.reader import Reader
 from edcache.storage.file import File
@@ -86,64 +84,11 @@ def test_a_chain_walked_in_steps_is_the_chain_walked_at_once(path):
     assert (chain.end_index, chain.length, chain.end) == (21, None, file.size())
 
 
-def test_a_chunk_after_a_seal_unseals(path):
-    write(path, range(3))
-    assert whole_chain(path)[1].sealed
-    write(path, [3], seal=False)
-    chain = whole_chain(path)[1]
-    assert not chain.sealed
-    assert len(chain.behind) == 1
-    assert rows_of(contents_of(path)) == {0: 0, 1: 10, 2: 20, 3: 0}
-
-
-def test_a_table_that_reads_as_none_leaves_its_samples_out(path):
-    write(path, range(9), seal=False)
-    second = whole_chain(path)[1].chunks[1].number
-    found = contents_of(path, {second})
-    assert rows_of(found) == {0: 0, 1: 10, 2: 20, 6: 60, 7: 70, 8: 80}
-    assert found.length == 9
-
-
-def test_an_index_that_is_damaged_is_not_merged_into_another(path):
-    write(path, range(9))
-    write(path, [9], seal=False)
-    index = whole_chain(path)[1].root.index
-    flip(path, index.offset + 30)
-    with pytest.raises(CorruptArchiveError, match=f"index.rows at offset {index.offset:,} fails its crc32"):
-        rows_of(contents_of(path))
-
-
 def test_a_chain_without_chunks_has_no_rows_and_the_heads_labels(path):
     write(path, [])
     found = contents_of(path)
     assert found.length == len(found.rows(0, 0)) == 0
     assert (found.table().column_names, found.table().num_rows) == (["y"], 0)
-
-
-def test_a_damaged_table_names_chunk_and_offset(path):
-    write(path, range(6), seal=False)
-    chunk = whole_chain(path)[1].chunks[1]
-    flip(path, chunk.payload_offset + 100)
-    text = (
-        rf"a\.zip: {chunk.name} at offset {chunk.offset:,}: its table fails its crc32; run \"edcache verify"
-    )
-    with pytest.raises(CorruptArchiveError, match=text):
-        contents_of(path)
-
-
-@pytest.mark.parametrize("byte", ["first", "middle", "last"])
-def test_payload_crc_covers_every_byte_of_a_payload(path, byte):
-    write(path, range(6))
-    file, chain = whole_chain(path)
-    chunk = chain.chunks[0]
-    assert format.payload_crc32(file.pread, chunk) == chunk.crc32
-    place = {
-        "first": chunk.payload_offset,
-        "middle": (chunk.payload_offset + chunk.payload_end) // 2,
-        "last": chunk.payload_end - 1,
-    }[byte]
-    flip(path, place, mask=128)
-    assert format.payload_crc32(file.pread, chunk) != chunk.crc32
 
 
 def test_a_payload_cut_short_fails_its_crc(path):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import reference
+from cli_runner import error_of, run
 from damage import flipped
 from range_server import Served, serving
 from scale import SEED, scaled
@@ -25,7 +26,6 @@ from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.cli import main
 from edcache.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -270,26 +270,18 @@ def test_what_seals_asks_before_it_takes_half(whole: Whole, path: Path, tmp_path
     assert edcache.verify(path).sealed
 
 
-def test_the_command_line_says_that_it_is_not_whole(
-    whole: Whole, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*arguments: object) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out + said.err
-
+def test_the_command_line_says_that_it_is_not_whole(whole: Whole, path: Path, tmp_path: Path) -> None:
     path.write_bytes(unsealed(whole, 2))
-    code, said = run("verify", path)
-    assert (code, "not whole" in said, "not sealed" in said) == (1, True, True)
+    said = run("verify", path, code=1).stdout
+    assert "not whole" in said
+    assert "not sealed" in said
     assert edcache.verify(path).problems == []
     out = tmp_path / "out"
-    code, said = run("copy", path, "-o", out)
-    assert (code, "--skip-damaged" in said) == (1, True), said
+    assert "--skip-damaged" in error_of("copy", path, "-o", out)
     assert not out.exists()
-    assert run("copy", path, "-o", path, "--skip-damaged")[0] == 0
-    assert run("verify", path)[0] == 0
-    assert run("info", path)[0] == 0
+    run("copy", path, "-o", path, "--skip-damaged")
+    run("verify", path)
+    run("info", path)
 
 
 @pytest.mark.parametrize(("data", "what"), [(b"", "it is empty"), (b"text" * 100, "not an edcache archive")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 from descriptors import needs_proc, open_files
 from likeness import same
-from systems import CALLS, System, replace_system, routed
+from systems import CALLS, WAYS, System, in_a_fork, in_threads, reading_by, replace_system, routed
 from written import write, written
 
 import edcache
@@ -45,16 +46,6 @@ class Source:
             raise IndexError(i)
         return {"image": torch.full((3, 4), i, dtype=torch.uint8), "x": np.arange(3.0) + i,
                 "name": f"n{i}", "y": i % 4}
-
-def report(cache, sender):
-    try:
-        sender.send([(int(s["y"]), s["name"], s["image"].tolist()) for s in cache])
-    except BaseException as error:
-        sender.send(error)
-        raise
-
-def first(batch):
-    return batch[0]
 '''
 # Forking while threads run is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -81,56 +72,25 @@ def path(tmp_path: Path, module: ModuleType) -> Path:
 # --- reading ---
 
 
-@pytest.mark.parametrize("touched", [False, True], ids=["untouched", "read-before"])
-def test_a_fork_reads_what_its_parent_reads(path: Path, module: ModuleType, touched: bool) -> None:
-    cache = CachedDataset.from_cache(path)
-    if touched:
-        assert same(cache[0], module.Source()[0])
-        assert cache.labels["y"][5] == 1
-    context = multiprocessing.get_context("fork")
-    receivers = []
-    children = []
-    for _ in range(3):
-        receiver, sender = context.Pipe(duplex=False)
-        children.append(context.Process(target=module.report, args=(cache, sender)))
-        children[-1].start()
-        sender.close()
-        receivers.append(receiver)
-    expected = [(i % 4, f"n{i}", [[i] * 4] * 3) for i in range(60)]
-    assert [(int(s["y"]), s["name"], s["image"].tolist()) for s in cache] == expected
-    for receiver, child in zip(receivers, children, strict=True):
-        assert receiver.poll(30)
-        assert receiver.recv() == expected
-        receiver.close()
-        child.join(30)
-        assert child.exitcode == 0
-
-
-def test_eight_threads_read_one_reader(path: Path, module: ModuleType) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_eight_threads_read_one_reader(path: Path, module: ModuleType, way: str) -> None:
     source = module.Source()
     expected = [source[i] for i in range(60)]
-    problems: list[str] = []
-    for _ in range(5):
-        cache = CachedDataset.from_cache(path)
+    for _ in range(3):
+        with reading_by(way):
+            cache = CachedDataset.from_cache(path)
         barrier = threading.Barrier(8)
 
         def read(seed: int, cache: CachedDataset = cache, barrier: threading.Barrier = barrier) -> None:
             order = np.random.default_rng(seed).permutation(60).tolist()
             barrier.wait(30)
-            try:
-                for i in order * 3:
-                    if not same(cache[i], expected[i]) or cache.labels["y"][i] != i % 4:
-                        problems.append(f"sample {i}")
-            except BaseException as error:
-                problems.append(repr(error))
+            for i in order * 3:
+                assert same(cache[i], expected[i])
+                assert cache.labels["y"][i] == i % 4
+                assert same(cache.__getitems__([i, 3, i]), [expected[k] for k in (i, 3, i)])
 
-        threads = [threading.Thread(target=read, args=(k,)) for k in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        in_threads(*[functools.partial(read, k) for k in range(8)])
         cache.close()
-    assert problems == []
 
 
 @pytest.mark.parametrize("samples", [1, 5000])
@@ -287,76 +247,34 @@ def test_two_processes_write_one_archive_and_lose_nothing(tmp_path: Path, method
     assert report.chunks == 60
 
 
-def in_a_fork(work: Callable[[], str]) -> str:
-    receiver, sender = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = work()
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        os.write(sender, answer.encode()[:4000])
-        os._exit(0)
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as file:
-        answer = file.read().decode()
-    os.waitpid(child, 0)
-    return answer
+INHERITED: dict[str, Callable[[CacheWriter], object]] = {
+    "flush": lambda w: w.flush(),
+    "append": lambda w: w.append(sample(2)),  # not at the flush alone, which os._exit never reaches
+    "append and close": lambda w: (w.append(sample(2)), w.close()),
+    "close": lambda w: w.close(),
+    "seal": lambda w: w.seal(),
+}
 
 
-def test_a_forked_child_cannot_write_through_its_parents_writer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", INHERITED)
+def test_a_forked_child_cannot_write_through_its_parents_writer(tmp_path: Path, way: str) -> None:
     path = tmp_path / "inherited.zip"
     w = CacheWriter(path, in_memory_keys=["y"], publish_seconds=None)
     w.append(sample(0))
     w.flush()
     w.append(sample(1))
 
-    def flush() -> str:
-        w.flush()
-        return "flushed"
+    def refused() -> str:
+        with pytest.raises(ArchiveError) as caught:
+            INHERITED[way](w)
+        return str(caught.value)
 
-    def append_and_close() -> str:
-        w.append(sample(2))
-        w.close()
-        return "closed"
-
-    def seal() -> str:
-        w.seal()
-        return "sealed"
-
-    answers = {work.__name__: in_a_fork(work) for work in (flush, append_and_close, seal)}
-    # The parent's own work is untouched by what its children tried.
+    assert f"{path}: opened for appending by process {os.getpid()}, used in" in in_a_fork(refused)
+    # The parent's own work is untouched by what its child tried.
     w.append(sample(2))
     w.close()
     assert [s["y"] for s in CachedDataset.from_cache(path)] == [0, 1, 2]
     assert edcache.verify(path).sound
-    refused = f"{ArchiveError.__name__}: {path}: opened for appending by process {os.getpid()}, used in"
-    assert {name: answer[: len(refused)] for name, answer in answers.items()} == dict.fromkeys(
-        answers, refused
-    )
-
-
-def test_a_forked_child_learns_at_its_first_append_that_it_may_not(tmp_path: Path) -> None:
-    """Not only at the flush, which a child that ends by os._exit never reaches."""
-    w = CacheWriter(tmp_path / "inherited.zip", publish_seconds=None)
-
-    def append() -> str:
-        w.append(sample(0))
-        return "appended"
-
-    assert in_a_fork(append).startswith(ArchiveError.__name__)
-    w.close()
-
-
-def test_a_child_that_dies_does_not_release_its_parents_lock(tmp_path: Path) -> None:
-    path = tmp_path / "replaced.zip"
-    w = CacheWriter(path, "w")
-    assert in_a_fork(lambda: "died") == "died"
-    with pytest.raises(edcache.errors.ArchiveError, match="another process is writing it"):
-        CacheWriter(path, "w")
-    w.append(1)
-    w.close()
-    assert list(CachedDataset.from_cache(path)) == [1]
 
 
 # --- what two writers can do to each other's labels ---
@@ -502,7 +420,6 @@ def test_a_torn_tail_that_is_cut_while_a_reader_opens_is_nothing_to_it(torn: Pat
         with replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
             return values(torn)
 
-    # No answer means that a signal killed the child.
     assert in_a_fork(read) == str(list(range(10)))
 
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 from descriptors import open_files
 from scale import scaled, seeded
-from systems import HANGS, WAYS, ended, in_child, reading_by
+from systems import HANGS, WAYS, ended, in_a_fork, in_child, reading_by
 from torch.utils.data import DataLoader
 from written import write
 
@@ -260,25 +260,6 @@ def test_the_workers_of_a_loader_read_on_after_the_parent_closed(sealed: Path, m
     assert list(itertools.chain(*found)) == [i % 4 for i in range(COUNT)]
 
 
-def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
-    reader = Reader(sealed)
-    kept = reader.read(2, copy=False)
-
-    def close_in_every_way() -> None:
-        reader.close()
-        reader.close()
-        with pytest.raises(ArchiveError):
-            reader.read(0)
-        assert is_sample(kept, 2)
-        gc.collect()
-
-    for _ in range(5):
-        assert ended(in_child(close_in_every_way)) == 0
-        assert all(is_sample(reader.read(i), i) for i in range(COUNT))
-        assert not reader.refresh()
-    reader.close()
-
-
 def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed: Path) -> None:
     kept, before = [], len(open_files(sealed))
     for i in range(30):
@@ -498,18 +479,14 @@ def _free(path: Path) -> dict[str, bool]:
     new = File.open(str(path) + ".edcache.new", "a")
     try:
         return {
-            "append": _try(file, format.LOCK_APPEND),
-            "claim": _try(file, format.LOCK_CLAIM + 3),
+            "append": file.try_lock(format.LOCK_APPEND),
+            "claim": file.try_lock(format.LOCK_CLAIM + 3),
             "filler": not file.is_locked(format.LOCK_FILLER, format.FILLERS),
-            "session": _try(new, format.LOCK_SESSION),
+            "session": new.try_lock(format.LOCK_SESSION),
         }
     finally:
         file.close()
         new.close()
-
-
-def _try(file: File, place: int) -> bool:
-    return file.try_lock(place)
 
 
 NONE_FREE = {"append": False, "claim": False, "filler": False, "session": False}
@@ -562,21 +539,11 @@ def test_nothing_that_a_child_does_frees_its_parents_locks(sealed: Path, way: st
             vars(held).clear()
             gc.collect()
 
-    assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
+    assert in_a_fork(lambda: _free(sealed)) == NONE_FREE
     assert ended(in_child(work)) == (-signal.SIGKILL if way == "is killed" else 0)
-    assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
+    assert in_a_fork(lambda: _free(sealed)) == NONE_FREE
     held.close()
-    assert _in_a_fork(lambda: _free(sealed)) == ALL_FREE
-
-
-def _in_a_fork(work: Callable[[], Any]) -> Any:
-    receiver, sender = os.pipe()
-    child = in_child(lambda: os.write(sender, pickle.dumps(work())))
-    os.close(sender)
-    with os.fdopen(receiver, "rb") as file:
-        answer = file.read()
-    assert ended(child) == 0
-    return pickle.loads(answer)
+    assert in_a_fork(lambda: _free(sealed)) == ALL_FREE
 
 
 def test_the_death_of_a_process_frees_its_locks_though_its_children_live(sealed: Path) -> None:

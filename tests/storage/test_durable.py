@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from systems import Refusing, System, current, replace_system
+from systems import Refusing, System, current, ended, in_child, replace_system
 
 from edcache import CachedDataset, storage
 from edcache.errors import ArchiveError, ArchiveExistsError, ArchiveNotFoundError, StorageError
@@ -121,10 +121,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "remove": lambda: storage.remove(path),
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
-    with (
-        replace_system(Refusing(errno.ENOSPC, call)),
-        pytest.raises(StorageError, match=message) as caught,
-    ):
+    with replace_system(Refusing(errno.ENOSPC, call)), pytest.raises(StorageError, match=message) as caught:
         tried[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
@@ -257,15 +254,6 @@ def test_a_lock_keeps_other_processes_out_until_its_holder_is_killed(path, holde
     file.close()
 
 
-def test_two_opens_in_one_process_exclude_each_other(path):
-    one, other = File.open(path, "a"), File.open(path, "a")
-    with one.locked(LOCK_APPEND):
-        assert not other.try_lock(LOCK_APPEND)
-    assert other.try_lock(LOCK_APPEND)
-    one.close()
-    other.close()
-
-
 def test_closing_another_descriptor_of_the_file_drops_no_lock(path):
     """A POSIX record lock would be gone."""
     one = File.open(path, "a")
@@ -287,20 +275,6 @@ def test_a_lock_ends_with_close_though_a_fork_has_the_descriptor(path):
     assert other.try_lock(8)
     other.close()
     os.close(inherited)
-
-
-def test_a_child_that_closes_its_copy_leaves_the_parents_lock(path):
-    file = File.open(path, "a")
-    file.lock(LOCK_APPEND)
-    child = os.fork()
-    if child == 0:
-        file.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    other = File.open(path, "a")
-    assert not other.try_lock(LOCK_APPEND)
-    file.close()
-    other.close()
 
 
 def test_replace_takes_the_name(tmp_path):
@@ -340,11 +314,10 @@ def test_the_system_is_put_back_after_an_error():
 
 
 def test_a_refused_open_keeps_its_errno_and_file_name(path):
-    class Refusing(System):
-        def open(self, path, flags, mode):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-
-    with replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
+    with (
+        replace_system(Refusing(errno.EACCES, "open")),
+        pytest.raises(StorageError, match="opening it: Perm") as caught,
+    ):
         File.open(path, "a")
     assert (caught.value.errno, caught.value.filename) == (errno.EACCES, path)
 
@@ -401,15 +374,11 @@ def test_a_shared_lock_is_shared_with_those_who_only_read_and_with_nobody_else(p
     second.close()
     assert owner.try_lock(7)
     third = File.open(path, "r")
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        third.share(7)
-        os._exit(0)
+    child = in_child(lambda: third.share(7))
     time.sleep(0.05)
     assert os.waitpid(child, os.WNOHANG) == (0, 0), "it waits for who has it alone"
     owner.unlock(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ended(child) == 0
 
 
 def test_a_file_system_without_locks_shares_without_one(path):

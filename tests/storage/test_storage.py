@@ -3,14 +3,11 @@
 import errno
 import gc
 import os
-import random
-import threading
 
 import numpy as np
 import pytest
 import torch
 from damage import flip
-from descriptors import needs_proc, open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
@@ -21,10 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
 from edcache.dataset.indexing import batch_of
-from edcache.errors import (
-    CorruptRecordError,
-    StaleArchiveError,
-)
+from edcache.errors import CorruptRecordError, StaleArchiveError
 
 COUNT = 12
 
@@ -124,11 +118,7 @@ def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, ver
 
 
 def sample(k):
-    return {
-        "image": torch.full((64, 64), k % 256, dtype=torch.uint8),
-        "ids": torch.arange(k % 5),
-        "label": k,
-    }
+    return {"image": torch.full((64, 64), k % 256, dtype=torch.uint8), "ids": torch.arange(k % 5), "label": k}
 
 
 def write(path, count=60, **options):
@@ -140,27 +130,6 @@ def write(path, count=60, **options):
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path / "a.zip")
-
-
-def test_threads_read_it(path, way):
-    ds = CachedDataset.from_cache(path)
-    wrong = []
-
-    def read(seed):
-        rng = random.Random(seed)
-        for _ in range(100):
-            indices = [rng.randrange(60) for _ in range(3)]
-            if not same(list(ds.__getitems__(indices)), [sample(k) for k in indices]):
-                wrong.append(indices)
-            if not same(ds[indices[0]], sample(indices[0])):
-                wrong.append(indices[0])
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -283,18 +252,6 @@ def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, way):
     assert same([ds[k] for k in range(60)], [sample(k) for k in range(60)])
     with pytest.raises(StaleArchiveError):
         ds.refresh()
-
-
-@needs_proc
-def test_closing_leaves_no_descriptor(path, way):
-    for _ in range(5):
-        ds = CachedDataset.from_cache(path)
-        ds.batch([1, 2, 3][:1])
-        ds.labels["label"]
-        ds.close()
-        CachedDataset.from_cache(path)[1]
-    del ds
-    assert open_files(path) == []
 
 
 # --- what is announced to the kernel -----------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Killed at any moment, a process that writes beside a path leaves files that `--prune` finds and deletes."""
 
-import json
 import os
 import random
 import signal
@@ -8,13 +7,12 @@ import time
 
 import fsspec
 import pytest
-from click.testing import CliRunner
+from cli_runner import report, run
 from systems import Killing, ended, in_child, replace_system
 from written import write
 
 import edcache
 from edcache import CachedDataset
-from edcache.cli import main
 from edcache.writer import temporary
 
 COUNT = 30
@@ -70,14 +68,8 @@ def on_disk(top):
     return found - copies - {name.replace(".partial", ".origin") for name in found if "partial" in name}
 
 
-def run(*arguments):
-    ended = CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
-
-
 def listed(top):
-    return {row["path"]: row["about"] for row in json.loads(run("caches", top, "--json"))}
+    return {row["path"]: row["about"] for row in report("caches", top)}
 
 
 @pytest.mark.full

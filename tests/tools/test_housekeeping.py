@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 import signal
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import RUNNER
+from cli_runner import error_of, report, run
 from damage import flip, flip_in_root
 from systems import System, ended, in_child, replace_system
 from written import write
 
 from edcache import CachedDataset, CacheWriter, format
-from edcache.cli import main
 from edcache.errors import CorruptArchiveError, OptionError
 from edcache.reader import Reader
 from edcache.storage import calls
@@ -55,26 +53,10 @@ DIGITS = """
 """
 
 
-def run(*arguments: Any, code: int = 0) -> Any:
-    result = RUNNER.invoke(main, [str(a) for a in arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
 def listed(*arguments: Any) -> list[dict[str, Any]]:
     """What `edcache caches` prints with --json."""
-    rows: list[dict[str, Any]] = json.loads(run("caches", *arguments, "--json").stdout)
+    rows: list[dict[str, Any]] = report("caches", *arguments)
     return rows
-
-
-def error_of(*arguments: Any) -> str:
-    """The one line that a failing command leaves."""
-    result = run(*arguments, code=1)
-    assert result.stdout == ""
-    assert result.stderr.startswith("edcache: ")
-    assert result.stderr.count("\n") == 1
-    return str(result.stderr[len("edcache: ") : -1])
 
 
 def archive(path: Path, nbytes: int = 10, days: float = 0, present: int = 2) -> Path:

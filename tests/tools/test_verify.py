@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import reference
 from damage import flip, flip_record
-from systems import System, replace_system
+from systems import System, Watching, replace_system
 from written import write
 
 import edcache
@@ -168,19 +168,11 @@ def test_a_quick_look_reads_no_record(tmp_path):
     write(path, (np.full(10_000, i) for i in range(100)))
     flip_record(path, 50, at=100)
 
-    class Counting(System):
-        nbytes = 0
-
-        def pread(self, fd, nbytes, offset):
-            found = super().pread(fd, nbytes, offset)
-            self.nbytes += len(found)
-            return found
-
-    with replace_system(Counting()) as quick:
+    with replace_system(Watching()) as quick:
         assert edcache.verify(path, quick=True).sound
     size = path.stat().st_size
     assert quick.nbytes < size / 40
-    with replace_system(Counting()) as whole:
+    with replace_system(Watching()) as whole:
         assert not edcache.verify(path).sound
     # Each byte once; headers and tables, which are little, more often.
     assert size < whole.nbytes < 1.05 * size
@@ -225,16 +217,6 @@ def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
     remedy = f'run "edcache copy {path} -o NEW --skip-damaged"'
     assert f"{path}: at offset {offset:,}: record 7 fails its crc32; {remedy}" in problems
     assert all(line.endswith(f"; {remedy}") for line in problems)
-
-
-def test_a_byte_between_records_is_no_room_for_anything(tmp_path):
-    path = tmp_path / "a.zip"
-    make(path, "sealed")
-    rows = edcache.reader.Reader(path).rows
-    end = int(rows["offset"][2] + rows["nbytes"][2])
-    assert end < rows["offset"][3]
-    problems = problems_of(path, end)
-    assert any("chunks/00000001 has crc32 " in line for line in problems)
 
 
 def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ from edcache import CachedDataset, SourceError
 from edcache.base import FillOptions
 from edcache.labels import LabelSpec
 from edcache.writer import Job, new_head
-from edcache.writer.engine import BatchEngine, Pending
-from edcache.writer.part import Part, Presence
+from edcache.writer.engine import BatchEngine
+from edcache.writer.loop import FillLoop, Presence
 
 
 class AnyOrder(BatchEngine):
@@ -29,13 +29,13 @@ class AnyOrder(BatchEngine):
         self.running += 1
         assert self.running <= self.depth
         self.submitted += indices
-        return Pending(partial(self._result, indices))
+        return partial(self._result, indices)
 
     def ended(self, running):
         chosen = [pending for pending in [*running] if self._random.random() < 0.4]
         for pending in chosen:
             running.remove(pending)
-            self.due += takewhile(lambda index: index not in self._bad, pending.result.args[0])
+            self.due += takewhile(lambda index: index not in self._bad, pending.args[0])
         self.running -= len(chosen)
         return chosen
 
@@ -73,12 +73,12 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
     bad = {index for index in bad if index < length}
     with closing(job.open()) as appender, closing(job.open()) as other:
         presence = Presence(appender, length)
-        part = Part(job, appender, presence, engine, lambda count, nbytes: counted.append(count))
+        loop = FillLoop(job, appender, presence, engine, lambda count, nbytes: counted.append(count))
         if bad:
             with pytest.raises(SourceError):
-                part.run(presence.missing_claims)
+                loop.run()
         else:
-            part.run(presence.missing_claims)
+            loop.run()
             assert sorted(engine.stored) == [*range(length)]
         assert engine.closed == 1
         # Every claim is free again.
@@ -111,6 +111,6 @@ def test_a_claim_is_held_until_its_samples_are_in_the_archive(tmp_path):
                 return [running.popleft()]
 
         engine = Looks(2, None)
-        Part(job, appender, presence, engine).run(presence.missing_claims)
+        FillLoop(job, appender, presence, engine).run()
         assert engine.stored == [*range(12)]
         assert presence.complete

@@ -3,7 +3,7 @@
     for batch in claims:
         pending = engine.submit(batch)
         ...
-        add(pending.result())
+        add(pending())
 
 A claim is `claim_size` consecutive indices. Its states:
 
@@ -113,8 +113,9 @@ class Presence:
     def missing_in(self, claim: int, count: int = 1) -> list[int]:
         """Indices to compute in `count` claims from `claim` on."""
         start = claim * self._claim_size
-        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED)
-        return [start + offset for offset in missing.tolist()]
+        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED) + start
+        indices: list[int] = missing.tolist()
+        return indices
 
     @property
     def missing_claims(self) -> list[int]:
@@ -130,7 +131,7 @@ class Presence:
         return bool((self.state >= ABSENT).all())
 
 
-class Part:
+class FillLoop:
     """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals.
 
     advance: called with the number of samples that are there or failed since the last call, and the bytes of their
@@ -157,22 +158,23 @@ class Part:
         # Samples published here that `presence` has not counted yet.
         self._unseen = 0
 
-    def run(self, claims: list[int]) -> None:
-        """Compute the samples that are missing in some claims, and wait for other processes that have claimed them.
+    def run(self) -> None:
+        """Compute the samples that are missing, and wait for other processes that have claimed some.
 
         Computed samples are published before anything is raised.
         """
+        claims = self._presence.missing_claims
         with self._engine:
             try:
                 while claims:
                     of_others: list[int] = []
                     self._fill(self._batches(claims, of_others))
                     self._release(is_all=True)
-                    claims = [claim for claim in of_others if self._presence.missing_in(claim)]
-                    if claims:
+                    claims = of_others
+                    if claims and self._presence.missing_in(claims[0]):
                         first = claims.pop(0)  # the others may be free then: their holder may have ended
-                        self._watch.begin(-1, 0)
-                        self._claims.wait(first)
+                        with self._watch.begin(-1, 0):
+                            self._claims.wait(first)
                         self._watch.end()
                         self._fill(iter(self._cut(range(first, first + 1))))
             finally:
@@ -193,13 +195,11 @@ class Part:
             ended, errors = self._engine.ended(running), list[EdcacheError]()
             for pending in ended:
                 try:
-                    for indices, made in pending.result():
+                    for indices, made in pending():
                         self._add(indices, made)
                         del made  # no memory of it beside the next one
                 except EdcacheError as error:  # raised when the others that have ended are published
                     errors.append(error)
-                if self._engine.encodes:
-                    self._publish()
             if errors:
                 raise errors[0]
             if not ended:
@@ -226,12 +226,15 @@ class Part:
         if isinstance(made, Failure):
             self._builder.failures.append(made)
             self._advance(1, 0)
+            if self._builder.is_due:
+                self._publish()
             return
         self._look()  # a task that ran again has samples that the archive has
         new = self._presence.lacking(made)
         if new.count:
             self._unseen += self._builder.append(self._appender, new)
             self._advance(new.count, len(new.data))
+            self._publish()
 
     def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
         """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""
