@@ -16,6 +16,7 @@
     register        let the codec store a class of yours: an enum, a dataclass, any other
     samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
                     DataLoader
+    headroom        where an epoch's time goes, whether a cache helps, and where to cut
     verify          check every byte of an archive; digest() identifies it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     CacheOptions    the keywords of these, as an object
@@ -35,7 +36,7 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     4  writer    append, seal and fill; spot checks of sources; the base of backends
     5  dataset   datasets of the user: CachedDataset, views, samplers, loaders, @cachable
     5  backends  places of archives: files, remote, mirror, shm; samples in Redis
-    6  tools     verify, digest, housekeeping
+    6  tools     headroom, verify, digest, housekeeping
     6  interop   caches of other systems, folders of images
     7  cli       parse, call one function, print, exit code
 """

@@ -7,7 +7,7 @@ import operator
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -68,10 +68,12 @@ class Samples(Readable[T_co]):
         if type(index) is int and 0 <= index < len(reading):
             return reading.one(index)
         if isinstance(index, slice):
-            return self._cut(range(len(self))[index])
+            given = (index.start, index.stop, index.step)
+            ends = ":".join("" if part is None else str(part) for part in given).removesuffix(":")
+            return self._cut(f"[{ends or ':'}]", range(len(self))[index])
         if is_array(index):
             # A copy: the user may change the array later.
-            return self._picked(np.array(checked_indices(index, len(self))))
+            return self._picked(f"[{_brief(index)}]", np.array(checked_indices(index, len(self))))
         position = self._position(index)
         drawn = Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position
         return reading.one(drawn)
@@ -221,14 +223,16 @@ class Samples(Readable[T_co]):
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self._reading, "filter()", " ".join(columns), rows)
         # A copy: the user may change an index array later.
-        return self._picked(rows if where is None else rows.copy())
+        given = () if where is None else (where,)
+        return self._picked(_step("filter", *given, **conditions), rows if where is None else rows.copy())
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """Sort by a label column. Equal values keep their order; text is in code point order.
 
         Missing values and nans are last, also with descending=True.
         """
-        return self._picked(sorted_rows(single_values(self.labels, name, "sort_by"), descending))
+        rows = sorted_rows(single_values(self.labels, name, "sort_by"), descending)
+        return self._picked(_step("sort_by", name, **({"descending": True} if descending else {})), rows)
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """Repeat samples of smaller classes. Copies of a sample are neighbours.
@@ -241,13 +245,13 @@ class Samples(Readable[T_co]):
             seed: see strategy.
         """
         classes = classes_of(single_values(self.labels, name, "oversample"))
-        return self._picked(oversampled(classes, strategy, seed), repeats=True)
+        return self._picked(_step("oversample", name), oversampled(classes, strategy, seed), repeats=True)
 
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
         """Take the first n samples; all samples if there are fewer."""
-        return self._cut(range(len(self))[: check_count("n", n, 0)])
+        return self._cut(_step("take", n), range(len(self))[: check_count("n", n, 0)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """Repeat the dataset n times, or until it has at least `min_size` samples."""
@@ -264,7 +268,7 @@ class Samples(Readable[T_co]):
             selection = repeated(self._reading.whole, check_count("n", n, 0))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
-        return self._view(selection=selection, repeats=self._reading.repeats or n > 1)
+        return self._view(_step("repeat", n), selection=selection, repeats=self._reading.repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
         """Shuffle all samples. The order is the same for the same seed and length.
@@ -272,7 +276,8 @@ class Samples(Readable[T_co]):
         It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
         DataLoader or of `loader`.
         """
-        return self._view(selection=shuffled(self._reading.whole, check_count("seed", seed, 0)))
+        selection = shuffled(self._reading.whole, check_count("seed", seed, 0))
+        return self._view(_step("shuffle", seed), selection=selection)
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -304,7 +309,8 @@ class Samples(Readable[T_co]):
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
             runs = _runs(Selection(self._reading.indices_at(order)), ends)
-        return tuple(self._view(selection=run) for run in runs)
+        step = _step("split", *parts)
+        return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
         self, n: int, *, seed: int | None = 0, stratify: str | None = None, group: str | None = None
@@ -325,10 +331,10 @@ class Samples(Readable[T_co]):
         twice = Selection(self._reading.indices_at(np.concatenate([order, order])))
         return [
             (
-                self._view(selection=twice.cut(range(end, start + len(order)))),
-                self._view(selection=twice.cut(range(start, end))),
+                self._view(f".kfold({n})[{k}][0]", selection=twice.cut(range(end, start + len(order)))),
+                self._view(f".kfold({n})[{k}][1]", selection=twice.cut(range(start, end))),
             )
-            for start, end in itertools.pairwise(bounds.tolist())
+            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
@@ -354,9 +360,10 @@ class Samples(Readable[T_co]):
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
         chosen, own, then = Projection(fields, as_tuple), self._reading.fields, self._reading.transform
+        step = _step("select", *fields)
         if then is not None:
-            return self._view(transform=extended(then, chosen.of_sample))
-        return self._view(fields=chosen if own is None else own.narrowed(fields, as_tuple))
+            return self._view(step, transform=extended(then, chosen.of_sample))
+        return self._view(step, fields=chosen if own is None else own.narrowed(fields, as_tuple))
 
     def with_transform(
         self,
@@ -384,7 +391,8 @@ class Samples(Readable[T_co]):
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        return self._view(transform=extended(self._reading.transform, fn, field, seed))
+        step = f".with_transform({getattr(fn, '__name__', type(fn).__name__)})"
+        return self._view(step, transform=extended(self._reading.transform, fn, field, seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the seeded transforms of a dataset, and of all its views.
@@ -483,18 +491,19 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------- views
 
-    def _view(self, **changes: Any) -> View[Any]:
+    def _view(self, step: str, **changes: Any) -> View[Any]:
         """Make a view that reads like this, but for another selection, other fields, a transform or repeats."""
-        return View(self if self._of is None else self._of, self._reading.but(**changes))
+        own = self._reading
+        return View(self if self._of is None else self._of, own.but(steps=(*own.steps, step), **changes))
 
-    def _cut(self, part: range) -> View[T_co]:
+    def _cut(self, step: str, part: range) -> View[T_co]:
         """Make a view of the samples at the positions of a range, without an array."""
         own = self._reading.selection
-        return self._view(selection=Selection(part or range(0)) if own is None else own.cut(part))
+        return self._view(step, selection=Selection(part or range(0)) if own is None else own.cut(part))
 
-    def _picked(self, positions: Ints, **changes: Any) -> View[T_co]:
+    def _picked(self, step: str, positions: Ints, **changes: Any) -> View[T_co]:
         """Make a view of the samples at some positions: int64 [n] in [0, len(self)), which the view may keep."""
-        return self._view(selection=Selection(self._reading.indices_at(positions)), **changes)
+        return self._view(step, selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
 class View(Samples[T_co]):
@@ -520,6 +529,19 @@ class View(Samples[T_co]):
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
+
+
+def _step(name: str, *given: object, **options: object) -> str:
+    """Write a call that makes a view, in short: `.filter('label == 1')`."""
+    texts = [*map(_brief, given), *(f"{key}={_brief(value)}" for key, value in options.items())]
+    return f".{name}({', '.join(texts)})"
+
+
+def _brief(value: object) -> str:
+    """Write an argument in short; an array by its length, so that no repr of it is made."""
+    if isinstance(value, str | int | float | list | tuple | range):
+        return reprlib.repr(value)
+    return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else type(value).__name__
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

@@ -23,7 +23,9 @@ from .spot import FirstSample as FirstSample
 from .spot import Other as Other
 from .spot import Recomputed as Recomputed
 from .spot import find_other as find_other
-from .spot import holds_generator as holds_generator
+from .spot import generator_states as generator_states
+from .spot import generators_kept as generators_kept
+from .spot import held_generators as held_generators
 from .spot import learned as learned
 from .spot import recompute as recompute
 from .spot import with_entry as with_entry

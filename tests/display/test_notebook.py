@@ -198,6 +198,6 @@ def test_what_is_closed_has_a_repr(ds):
     several.close()
     assert repr(ds).endswith("closed)")
     assert [repr(view), repr(several)] == [
-        f"View({ds.path!r}, 2 samples)",
+        f"View({ds.path!r}, 2 samples: .take(2))",
         f"Concat(1 datasets, {len(several)} samples)",
     ]
