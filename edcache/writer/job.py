@@ -73,7 +73,7 @@ class Job:
         keys = self.spec.sources.get(KEY_COLUMN)
         if index is None or not isinstance(keys, OfIndex):
             return text
-        name = f"{self.index_in_source(index)} (key {shown_key(keys.values[index])})"
+        name = f"{self.index_in_source(index)} (key {shown_key(keys.at(index))})"
         return re.sub(rf"\b(sample|index) {index}\b", lambda found: f"{found[1]} {name}", text, count=1)
 
     @property
