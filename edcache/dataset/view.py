@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from edcache.display import Viewer
 
 
+# Of an argument, in the text of a view.
+_MOST_ITEMS, _MOST_TEXT = 6, 120
+
+
 class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
@@ -541,8 +545,12 @@ def _step(name: str, /, *given: object, **options: object) -> str:
 
 def _brief(value: object) -> str:
     """Write an argument in short; an array by its length, so that no repr of it is made."""
-    if isinstance(value, str | int | float | list | tuple | range):
-        return reprlib.repr(value)
+    if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return f"[{', '.join(map(_brief, value))}]"
+    if isinstance(value, range) or (isinstance(value, str) and len(value) <= _MOST_TEXT):
+        return repr(value)
+    if value is None or isinstance(value, str | int | float):
+        return base.shown(value)
     return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else type(value).__name__
 
 
