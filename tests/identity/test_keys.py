@@ -55,6 +55,17 @@ def test_samples_are_found_as_a_dict_finds_them(monkeypatch, kind, bits):
         assert same.firsts.tolist() == sorted(first.values())
 
 
+def test_keys_that_are_made_to_have_one_hash_are_told_apart():
+    # The highest bit alone stays so in any multiplication: the first words differ by that after the shift, the second
+    # ones by what it makes of the hash.
+    first, second = 1 << 63 | 1 << 34 | 1 << 5, 1 << 63 | 1 << 31
+    made = [bytes(16), first.to_bytes(8, "little") + second.to_bytes(8, "little")]
+    assert len({*keys.hashes_of([pa.array(made)], 0).tolist()}) == 1
+    names = [made[0], b"other", made[1], made[0]]
+    assert keyed(names, [""] * 4).first_equal.tolist() == [0, 1, 2, 0]
+    assert keyed(made[1:], [""]).places_in(keyed(names, [""] * 4)).tolist() == [2]
+
+
 def test_samples_without_a_key_or_a_version_are_no_ones():
     columns = {"key": pa.array(["", None, "", "b"]), "version": pa.array([None, "", "", ""])}
     own, indices = Keyed.stored(columns, np.array([True, True, True, False]))
