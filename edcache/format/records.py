@@ -97,8 +97,10 @@ def _are_jointly_sound(
 ) -> bool:
     """True if records that are rows of a lattice fit their crc32s: compares the crc32 of many, one behind the other.
 
-    A call for each record takes longer than its bytes. One damaged record among them is always found; of several, one
-    in 4 * 10**9 passes, as of any damage. Records have 8 bytes or more.
+    A call for each record takes longer than its bytes. One damaged record among them is always found, and so are two
+    turned bits of records, or of rows. Of more damage one in 4 * 10**9 passes, as of any. The price: a turned bit of a
+    row's crc32 and the one bit of another record with its weight cancel, two accidents at once that match. Records have
+    8 bytes or more.
     """
     weights = _weights(lattice.shape[1])
     for first in range(0, len(offset), len(weights)):
