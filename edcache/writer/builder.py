@@ -145,7 +145,7 @@ class ChunkBuilder:
             buffer = self._room(offset, plan.nbytes)
             if plan.pack(sample, buffer, offset):
                 self._collector.add(index, sample)
-                if offset < self._dirty:
+                if end < self._dirty:
                     buffer[end:offset] = bytes(offset - end)
                 self._rows.frombytes(_pack_row(index, offset, plan.nbytes, plan.schema))
                 self.nbytes = offset + plan.nbytes
@@ -161,7 +161,7 @@ class ChunkBuilder:
         whole = nbytes + format.behind_nbytes(nbytes)
         buffer = self._room(offset, whole)
         self._collector.add(index, sample)
-        if offset < self._dirty:
+        if end < self._dirty:
             # The gaps before the record and between its pieces are zero.
             buffer[end:offset] = bytes(offset - end)
             if sum(memoryview(piece).nbytes for _, piece in pieces) < nbytes:

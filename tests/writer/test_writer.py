@@ -665,6 +665,26 @@ def test_memory_that_is_used_again_and_enlarged_leaves_zeros_between_records(pat
     assert bytes(used.take().data) == bytes(fresh.take().data)
 
 
+def test_a_sample_whose_label_is_refused_leaves_no_bytes_between_the_next_ones():
+    label = [0]
+    tried, fresh = (
+        ChunkBuilder(format.Head(bytes(16)), "a.zip", LabelSpec({"label": lambda sample: label[0]}))
+        for _ in range(2)
+    )
+
+    five, three = [np.full(5, 255, np.uint8)], (np.full(3, 255, np.uint8),)
+    for builder in (tried, fresh):
+        builder.add(0, five)
+    label[0] = "text"
+    with pytest.raises(LabelError):
+        tried.add(1, five)
+    label[0] = 0
+    for builder in (tried, fresh):
+        builder.add(1, three)
+        builder.add(2, three)
+    assert bytes(tried.take().data) == bytes(fresh.take().data)
+
+
 def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
     w = CacheWriter(path, chunk_size=2, sync="never")
     w.extend(range(8))
