@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,13 @@ copyright = author
 release = edcache.__version__
 html_title = f"edcache {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+]
 exclude_patterns = ["_build"]
 nitpicky = False
 
@@ -30,6 +37,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autosummary_generate = False  # the pages of api/ have the calls; api.md names them, with a first line each
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -64,6 +72,45 @@ def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
     if page == "reference/format":
         text = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
         source[0] = source[0].replace("<!-- specification -->", text[text.index("\n```text") :])
+
+
+OPTIONS = {  # the text of each, as lines; several calls take an option, and their docstrings have its text
+    entry.lstrip().partition(":")[0]: entry.splitlines()
+    for kind in edcache.CacheOptions.__mro__
+    for entry in re.split(
+        r"\n(?=    \w)", inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2].rstrip()
+    )
+    if entry
+}
+
+
+def with_each_option_once(*arguments: Any) -> None:
+    """Tell what an option does with CacheOptions alone, and of other calls only which options they take."""
+    *_, name, _, _, lines = arguments
+    if name == "edcache.CacheOptions":
+        others = [line for option in OPTIONS.values() if option[0] not in lines for line in option]
+        lines[:] = "\n".join(lines).rstrip().splitlines() + others
+        return
+    taken, kept, at = [], [], 0
+    while at < len(lines):
+        option = lines[at].lstrip().partition(":")[0]
+        if option in OPTIONS and lines[at : at + len(OPTIONS[option])] == OPTIONS[option]:
+            taken.append(f"`{option}`")
+            at += len(OPTIONS[option])
+        else:
+            kept.append(lines[at])
+            at += 1
+    if taken:
+        mark = next(at for at, line in enumerate(kept) if line.startswith("    keywords:"))
+        kept.insert(mark + 1, f"        Here they are {', '.join(taken)}.")
+        lines[:] = kept
+
+
+def with_links_to_the_options(*arguments: Any) -> None:
+    """Lead from "these options" to their text."""
+    lines = arguments[-1]
+    link = "these :doc:`options </reference/api/options>`"
+    lines[:] = [line.replace("these options", link) for line in lines]
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
@@ -128,6 +175,8 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", with_links_to_the_repository)
     app.connect("source-read", with_the_specification)
     app.connect("source-read", with_the_results)
+    app.connect("autodoc-process-docstring", with_each_option_once, priority=50)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", with_links_to_the_options, priority=600)  # after napoleon
     app.connect("sphinx-click-process-description", as_help)
     app.connect("sphinx-click-process-options", as_help_of_options)
