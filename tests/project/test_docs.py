@@ -4,6 +4,7 @@ import ast
 import functools
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -154,6 +155,13 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
     figures = re.findall(r"\b[\d.]+ [kM]\b", PAGES["README.md"])
     assert len(figures) > 10
     assert [figure for figure in figures if figure not in results] == []
+
+
+def test_the_diagrams_are_what_their_script_draws():
+    drawn = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["drawn"]()
+    images = ROOT / "docs" / "images"
+    assert {f"{name}.svg" for name in drawn} == {file.name for file in images.glob("*.svg")}
+    assert [name for name, svg in drawn.items() if (images / f"{name}.svg").read_text() != svg] == []
 
 
 def test_the_reference_has_every_public_name_once():
