@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -181,14 +182,53 @@ def test_the_reference_has_every_public_name_once():
     assert names - modules <= set(in_one_line)
 
 
-@pytest.mark.full
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, which is built once."""
     pytest.importorskip("furo")
+    folder = tmp_path_factory.mktemp("site") / "html"
     options = ["--fail-on-warning", "--quiet"]
-    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "html"]
+    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", folder]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "html" / "quickstart.html").exists()
+    return folder
+
+
+@pytest.mark.full
+def test_the_site_builds_without_a_warning(site):
+    assert (site / "quickstart.html").exists()
+
+
+@pytest.mark.full
+def test_the_site_tells_each_option_once(site):
+    pages = {
+        page.stem: page.read_text(encoding="utf-8") for page in (site / "reference" / "api").glob("*.html")
+    }
+    for option in edcache.CacheOptions.names():
+        assert pages["options"].count(f"<strong>{option}</strong> -- ") == 1, option
+    for option in ("executor", "on_error", "sync", "verify"):  # no other call has a parameter of this name
+        assert [page for page, text in pages.items() if f"<strong>{option}</strong> -- " in text] == [
+            "options"
+        ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("delete cache disk", "howto/caches"),
+        ("slow dataloader", "tuning"),
+        ("resume killed", "howto/resume"),
+        ("stale", "howto/stale"),
+        ("filter by label", "howto/views"),
+        ("out of memory", "tuning"),
+    ],
+)
+def test_the_search_of_the_site_finds_a_page(site, query, page):
+    node = shutil.which("node") or pytest.skip("node is not installed; it runs the search of the site")
+    command = [node, ROOT / "tests" / "project" / "search.js", site, query]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert page in found[:5]
 
 
 LLMS = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
