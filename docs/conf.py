@@ -91,30 +91,24 @@ def with_each_option_once(*arguments: Any) -> None:
         others = [line for option in OPTIONS.values() if option[0] not in lines for line in option]
         lines[:] = "\n".join(lines).rstrip().splitlines() + others
         return
-    taken, kept, at = [], [], 0
+    taken, kept, at, mark = [], [], 0, 0
     while at < len(lines):
         option = lines[at].lstrip().partition(":")[0]
         if option in OPTIONS and lines[at : at + len(OPTIONS[option])] == OPTIONS[option]:
+            mark = mark or len(kept)
             taken.append(f"`{option}`")
             at += len(OPTIONS[option])
         else:
             kept.append(lines[at])
             at += 1
     if taken:
-        mark = next(at for at, line in enumerate(kept) if line.startswith("    keywords:"))
-        kept.insert(mark + 1, f"        Here they are {', '.join(taken)}.")
+        kept.insert(mark, f"        They are {', '.join(taken)}.")
         lines[:] = kept
-
-
-def with_links_to_the_options(*arguments: Any) -> None:
-    """Lead from "these options" to their text."""
-    lines = arguments[-1]
-    link = "these :doc:`options </reference/api/options>`"
-    lines[:] = [line.replace("these options", link) for line in lines]
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
 _LITERAL = re.compile(r"(`+)(.+?)\1")
+_COLON = "\N{RATIO}"  # a colon of a Returns section, until napoleon is done: it takes what is before one for a type
 _MARKUP = re.compile(r"[*|`\\]|(?<=\w)_(?!\w)")
 
 
@@ -125,12 +119,12 @@ def as_restructured_text(*arguments: Any) -> None:
     literal, and no other character means anything.
     """
     lines, made = arguments[-1], []
-    in_paragraph = False
+    in_paragraph = in_returns = False
     for line in lines:
         text, indent = line.lstrip(), len(line) - len(line.lstrip())
         head = re.match(r"([A-Z][a-z]+)(?:, [a-z ]+)?:(?: |$)(.*)", text)
         if head and not indent and text.endswith(":") and head[1] in _SECTIONS:
-            in_paragraph = False
+            in_paragraph, in_returns = False, head[1] == "Returns"
             made += ["", f"{head[1]}:"]
         elif head and not indent and head[2]:
             in_paragraph = True
@@ -139,8 +133,17 @@ def as_restructured_text(*arguments: Any) -> None:
             made.append(_escaped(text))
         else:
             in_paragraph = False
+            in_returns = in_returns and indent > 0
+            text = text.replace(":", _COLON) if in_returns else text
             made.append(line if text.startswith((">>>", "...")) else line[:indent] + _escaped(text))
     lines[:] = made
+
+
+def as_napoleon_left_it(*arguments: Any) -> None:
+    """Give back colons, and lead from "these options" to their text."""
+    lines = arguments[-1]
+    link = "these :doc:`options </reference/api/options>`"
+    lines[:] = [line.replace(_COLON, ":").replace("these options", link) for line in lines]
 
 
 def _escaped(text: str) -> str:
@@ -177,6 +180,6 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", with_the_results)
     app.connect("autodoc-process-docstring", with_each_option_once, priority=50)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
-    app.connect("autodoc-process-docstring", with_links_to_the_options, priority=600)  # after napoleon
+    app.connect("autodoc-process-docstring", as_napoleon_left_it, priority=600)
     app.connect("sphinx-click-process-description", as_help)
     app.connect("sphinx-click-process-options", as_help_of_options)
