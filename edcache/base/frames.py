@@ -1,7 +1,10 @@
 """Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
 
-The frames between a public call and an error of ours say nothing that its text does not. The frames of an error of the
-user's code, the `__cause__` of ours, all stay, and so do the ones of an error that is not ours, which is a bug.
+The frames between a public call and an error of ours say nothing that its text does not. All frames stay of
+- an error of the user's code, the `__cause__` of ours;
+- an error of ours in a call that the user's code makes, such as a source, which the public call runs: the frames of
+  the user say which call is wrong;
+- an error that is not ours, which is a bug.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import sys
 import sysconfig
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType
@@ -55,7 +59,10 @@ def is_debugging() -> bool:
 
 
 def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: the traceback of an error of ours ends in it. EDCACHE_DEBUG=1 keeps all frames."""
+    """Decorate a public function: the traceback of an error of ours ends in it, unless the user's code is behind it.
+
+    EDCACHE_DEBUG=1 keeps all frames.
+    """
 
     @functools.wraps(function)
     def public(*args: P.args, **keywords: P.kwargs) -> Returned:
@@ -63,11 +70,16 @@ def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
             return function(*args, **keywords)
         except EdcacheError as error:
             del args, keywords  # a traceback with locals would show credentials
-            if is_debugging():
+            if is_debugging() or _leads_through_users_code(error):
                 raise
             raise error.with_traceback(None)  # noqa: B904 - it is the same error, with its cause
 
     return public
+
+
+def _leads_through_users_code(error: BaseException) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(not _PASSED.match(frame.f_code.co_filename) for frame, _ in frames)
 
 
 def _find_users_frame(frame: FrameType | None) -> FrameType | None:
