@@ -269,7 +269,8 @@ class _Readers:
             self._pool = self._start()
         pool, task = self._pool, here if self._source.gathers else partial(_read_there, indices)
         try:
-            return partial(self._read, pool, pool.submit(task))
+            with base.foreign_code(_refused):  # a process that is not forked gets the source pickled
+                return partial(self._read, pool, pool.submit(task))
         except BrokenExecutor:
             self._note_death(pool)
             return self.begin(indices)
@@ -301,6 +302,13 @@ class _Readers:
         self._is_over.value = is_failed
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _refused(error: Exception) -> Exception:
+    if isinstance(error, BrokenExecutor | OSError):
+        return error
+    text = f"the source cannot be sent to the processes that read it ahead: {error}; use num_workers=0"
+    return OptionError(text, option="num_workers")
 
 
 def _begin_reader(source: Any, count: int, is_over: Any) -> None:

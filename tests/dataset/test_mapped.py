@@ -1,7 +1,9 @@
 """`map`: results of a function are stored as a loop over batches computes them, in any number of processes."""
 
 import functools
+import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -29,6 +31,7 @@ from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
 
 COUNT = 60
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Images(Dataset):
@@ -400,6 +403,15 @@ def test_a_reader_that_is_killed_loses_nothing(tmp_path, readers):
         ds = mapped(halves, Deadly(alive), tmp_path / "m.zip", devices="cpu", num_workers=readers)
     assert alive.exists()
     assert all(same(ds[index], {"half": half_of(index)}) for index in range(COUNT))
+
+
+def test_a_source_that_cannot_be_sent_to_readers_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", SPAWN)
+    source = Images()
+    source.made_here = lambda: None
+    with pytest.raises(OptionError, match="cannot be sent to the processes.* use num_workers=0") as raised:
+        mapped(halves, source, tmp_path / "m.zip", devices="cpu", num_workers=1)
+    assert isinstance(raised.value.__cause__, AttributeError | pickle.PicklingError)
 
 
 class Hanging(Images):
