@@ -1,10 +1,8 @@
 """Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
 
-The frames between a public call and an error of ours say nothing that its text does not. All frames stay of
-- an error of the user's code, the `__cause__` of ours;
-- an error of ours in a call that the user's code makes, such as a source, which the public call runs: the frames of
-  the user say which call is wrong;
-- an error that is not ours, which is a bug.
+The frames between a public call and an error of ours say nothing that its text does not. If the public call runs code
+of the user, such as a source, which makes a wrong call itself, the frames from that code on stay. So do all frames of
+an error of the user's code, the `__cause__` of ours, and of an error that is not ours, which is a bug.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ import re
 import sys
 import sysconfig
 import threading
-import traceback
 import warnings
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from edcache.base.errors import EdcacheError
@@ -59,7 +56,7 @@ def is_debugging() -> bool:
 
 
 def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: the traceback of an error of ours ends in it, unless the user's code is behind it.
+    """Decorate a public function: an error of ours shows no frames between it and the user's code that it runs.
 
     EDCACHE_DEBUG=1 keeps all frames.
     """
@@ -70,16 +67,18 @@ def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
             return function(*args, **keywords)
         except EdcacheError as error:
             del args, keywords  # a traceback with locals would show credentials
-            if is_debugging() or _leads_through_users_code(error):
+            if is_debugging():
                 raise
-            raise error.with_traceback(None)  # noqa: B904 - it is the same error, with its cause
+            raise error.with_traceback(_of_user(error.__traceback__))  # noqa: B904 - the same error, with its cause
 
     return public
 
 
-def _leads_through_users_code(error: BaseException) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(not _PASSED.match(frame.f_code.co_filename) for frame, _ in frames)
+def _of_user(frames: TracebackType | None) -> TracebackType | None:
+    """Cut the frames before the first one of the user's code, such as a source's."""
+    while frames is not None and _PASSED.match(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
 
 
 def _find_users_frame(frame: FrameType | None) -> FrameType | None:

@@ -124,6 +124,7 @@ def test_the_frames_of_the_user_in_which_a_call_of_ours_is_wrong_stay(
     # The first ones are of the test.
     frames = traceback.extract_tb(raised.value.__traceback__)[2:]
     assert [frame.name for frame in frames if not frame.filename.startswith(PACKAGE)] == [name]
+    assert len(frames) <= 3
 
 
 def test_debugging_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
