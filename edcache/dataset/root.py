@@ -460,13 +460,17 @@ class Reading:
 
     @property
     def errors(self) -> list[Failure]:
-        """Failures of samples, by position."""
+        """Failures of samples, by position; at each one of a sample that is there several times."""
         failures = self.root.errors
         if self.selection is None or not failures:
             return failures
-        indices = self.whole.array()
-        positions = {int(indices[position]): position for position in self.missing.tolist()}
-        return [replace(one, index=positions[one.index]) for one in failures if one.index in positions]
+        failed: dict[int, list[Failure]] = {}
+        for one in failures:
+            failed.setdefault(one.index, []).append(one)
+        absent = self.missing.tolist()
+        indices = self.whole.take(np.array(absent, np.int64)).tolist()
+        pairs = zip(absent, indices, strict=True)
+        return [replace(one, index=position) for position, index in pairs for one in failed.get(index, [])]
 
     # --- reading
 
