@@ -28,6 +28,7 @@ from .interop import image_folder as image_folder
 from .interop import import_cache as import_cache
 from .reader import collate as collate
 from .tools import digest as digest
+from .tools import headroom as headroom
 from .tools import verify as verify
 from .writer import CacheWriter as CacheWriter
 

@@ -50,6 +50,8 @@ from .options import takes as takes
 from .process import MAIN_NAMES as MAIN_NAMES
 from .process import ForkLock as ForkLock
 from .process import PerProcess as PerProcess
+from .process import control_group as control_group
+from .process import free_memory as free_memory
 from .process import in_threads as in_threads
 from .process import module_aliases as module_aliases
 from .process import module_name as module_name

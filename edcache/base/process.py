@@ -1,4 +1,4 @@
-"""Objects made once per instance or process; a lock that a fork does not freeze; threads; names of modules.
+"""Objects made once per instance or process; a lock that a fork does not freeze; threads; limits; names of modules.
 
 Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes. A fork while another
 thread computes leaves that lock held in the child, for ever, as it does any ordinary lock.
@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -98,6 +98,28 @@ def in_threads(
     with ThreadPoolExecutor(most, name) as pool:
         for result in pool.map(work, items):
             take(result)
+
+
+def control_group(setting: str) -> str:
+    """Read a setting of the control group of this process, such as "memory.max"; "" where the system has none."""
+    with suppress(OSError, StopIteration):
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{group.rstrip('/')}/{setting}", encoding="ascii") as file:
+            return file.read()
+    return ""
+
+
+def free_memory() -> int | None:
+    """Count the bytes of memory that this process may still take, by machine and control group; None if unknown."""
+    with suppress(OSError, StopIteration, ValueError):
+        with open("/proc/meminfo", encoding="ascii") as file:
+            free = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+        limit, used = control_group("memory.max").strip(), control_group("memory.stat").split()
+        if limit.isdigit() and "anon" in used:  # its page cache gives way
+            free = min(free, max(0, int(limit) - int(used[used.index("anon") + 1])))
+        return free
+    return None
 
 
 def module_name(thing: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -38,7 +40,8 @@ def open_archive(path: str) -> tuple[Session, label_tables.Labels]:
 def info(paths: Sequence[str], as_json: bool) -> None:
     """Describe archives: samples, fields, labels, and origin.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. An archive that was
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. On a terminal the first labels
+    have bars of their values. An archive that was
     computed from others, such as one of map(), has a line for each parent, which tells if that has changed since.
 
     \b
@@ -47,8 +50,11 @@ def info(paths: Sequence[str], as_json: bool) -> None:
     """
 
     def report(path: str) -> out.Printout:
-        document = display.summary(open_archive(path)[0])
-        return document, _info_lines(document), True
+        archive, labels = open_archive(path)
+        document = display.summary(archive)
+        # Columns of a far archive are not fetched for a look.
+        bars = _label_bars(labels) if sys.stdout.isatty() and not archive.file.by_request else ()
+        return document, chain(_info_lines(document), bars), True
 
     out.print_reports(paths, as_json, report)
 
@@ -62,6 +68,19 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
     yield from f"\n{display.Schema(schemas[:_SHOWN_SCHEMAS])!r}".splitlines()
     if len(schemas) > _SHOWN_SCHEMAS:
         yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+def _label_bars(labels: label_tables.Labels) -> Iterator[str]:
+    """Yield bars of the first labels' values, on a terminal alone; a line with the reason, if a column is damaged."""
+    try:
+        for one in display.histograms(labels):
+            if one.bars:
+                counts = [(bar.text, bar.count) for bar in one.bars]
+                yield from ("", *out.count_table((one.name, "count"), counts))
+            if one.rest:
+                yield one.rest_text if one.bars else f"\n{out.printable(one.name)}: {one.rest_text}"
+    except EdcacheError as error:
+        yield out.one_line(str(error))
 
 
 def _parents(fingerprint: Any, child: str, depth: int = 0) -> Iterator[tuple[str, str]]:
@@ -142,7 +161,14 @@ def _short(value: object) -> str:
     "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Port of the server; a free one by default."
 )
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
-def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
+@click.option(
+    "--tokenizer",
+    metavar="NAME",
+    help="Show tokens as text too, by this tokenizer of transformers: a folder, or one that was downloaded.",
+)
+def view(
+    paths: Sequence[str], where: str | None, port: int | None, no_browser: bool, tokenizer: str | None
+) -> None:
     """Show archives in a browser: labels, samples, gaps.
 
     A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this machine alone,
@@ -153,13 +179,14 @@ def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: 
       edcache view train.zip --where "label == 3"
     """
     several = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
-    archives = list(map(archive_shown, several or paths))
+    detokenizer = None if tokenizer is None else display.detokenizer(tokenizer)
+    archives = [archive_shown(path, detokenizer) for path in several or paths]
     if where or several is None:
         archives[0].rows(where or "")  # raises its error here
     display.view(archives, port=port, open_browser=not no_browser, where=where or "")
 
 
-def archive_shown(path: str) -> display.Shown:
+def archive_shown(path: str, detokenizer: display.Detokenizer | None = None) -> display.Shown:
     """Wrap an archive for the viewer."""
     return display.Shown(
         name=shown(path),
@@ -167,6 +194,7 @@ def archive_shown(path: str) -> display.Shown:
         # Pictures stay files here; the page decodes them within limits.
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
+        detokenizer=detokenizer,
     )
 
 
@@ -202,7 +230,7 @@ def labels(path: str, where: str | None, count: str | None, columns: str | None,
         indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
     if count is not None:
         counts = labels.take(indices).counts(count)
-        out.print_rows(("value", "count"), counts.items(), len(counts), **listing)
+        out.print_rows(("value", "count"), counts.items(), len(counts), table=out.count_table, **listing)
         return
     names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
     out.print_rows(("index", *names), _rows(labels, indices, names), len(indices), fixed=1, **listing)

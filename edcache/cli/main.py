@@ -38,8 +38,9 @@ class _Commands(click.Group):
 def main() -> None:
     """Build, show, check, copy and delete edcache archives.
 
-    An archive is one zip file with the samples of a dataset. build, images and import fill one, copy fetches it or
-    makes a new one of its samples, caches --prune deletes. All other commands only read it, also while it grows.
+    An archive is one zip file with the samples of a dataset. advise says whether one would help. build, images and
+    import fill one, copy fetches it or makes a new one of its samples, caches --prune deletes. All other commands only
+    read it, also while it grows.
     Commands that show, verify and copy take URLs too; credentials come from the environment, as each engine reads it
     (AWS_*, FSSPEC_S3, and so on).
 
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 for _command in (
-    *(build.build, build.images, build.import_),
+    *(build.advise, build.build, build.images, build.import_),
     *(look.info, look.show, look.view, look.labels),
     *(tidy.verify, tidy.digest),
     *(tidy.copy, tidy.caches),

@@ -25,6 +25,8 @@ from edcache.storage import shown
 FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _FIRST: Final = 20
+_NARROWEST_BAR: Final = 10
+_WIDEST_BAR: Final = 40
 
 
 def plural(number: int, noun: str) -> str:
@@ -56,6 +58,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[s
     """
     texts = ([printable(brief(row[0])), *map(cell, row[1:])] for row in rows)
     return text_table(list(map(cell, header)), texts, _columns())
+
+
+def count_table(header: Sequence[str], rows: Sequence[tuple[object, int]]) -> Iterator[str]:
+    """Yield the lines of a table of values and their counts; on a terminal with a bar each, where there is room."""
+    names, counts = [printable(brief(name)) for name, _ in rows], [count for _, count in rows]
+    taken = max(map(len, [header[0], *names])) + max(map(len, [header[1], *map(str, counts)])) + 4
+    room = min(_WIDEST_BAR, (_columns() or 0) - taken)
+    if room < _NARROWEST_BAR:
+        return table(header, rows)
+    mark = "\u2588" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
+    greatest = max(counts, default=0) or 1
+    bars = (mark * max(round(room * count / greatest), count > 0) for count in counts)
+    return table((*header, ""), zip(names, counts, bars, strict=True))
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
@@ -91,6 +106,7 @@ def print_rows(
     form: str | None,
     limit: int | None,
     fixed: int | None = None,
+    table: Callable[[Sequence[str], Sequence[Any]], Iterable[str]] = table,
 ) -> None:
     """Print rows as a table (20 without a limit), as CSV, or as one JSON list with an object a row.
 
@@ -104,7 +120,7 @@ def print_rows(
             sys.stdout.write(",\n " * (number > 0) + json.dumps(_object(header, row, fixed)))
         sys.stdout.write("]\n")
     else:
-        print_lines(table(header, islice(rows, _FIRST if limit is None else limit)))
+        print_lines(table(header, list(islice(rows, _FIRST if limit is None else limit))))
         if limit is None and total > _FIRST:
             click.echo(f"... of {total:,} rows; --limit shows more, --csv and --json show all", err=True)
 

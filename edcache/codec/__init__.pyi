@@ -18,10 +18,12 @@ from .foreign_pickles import torch_loaded as torch_loaded
 from .images import STORED as STORED
 from .images import Decoding as Decoding
 from .images import ImageFile as ImageFile
+from .images import decode_in as decode_in
 from .images import decoded_together as decoded_together
 from .images import format_of as format_of
 from .images import leaves_of as leaves_of
 from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA
+from .plan import FlatPlan as FlatPlan
 from .schema import Node as Node
 from .schema import stored_fields as stored_fields
 from .tensors import memory_dtype as memory_dtype

@@ -68,7 +68,7 @@ class Encoder:
         self.schemas: list[str] = []
         self._ids: dict[str, int] = {}
         self._skeletons: dict[Any, _Skeleton] = {}
-        self._last: _Skeleton | None = None  # of the last sample, if it has a plan
+        self.plan: FlatPlan | None = None  # of the last sample
 
     def encode(self, sample: object) -> Encoded:
         """Encode one sample, with few copies: the result may hold views of it.
@@ -79,16 +79,20 @@ class Encoder:
         Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us and more for
             a new schema.
         """
-        last = self._last
-        if last is not None:
-            record = last.plan.record(sample)  # type: ignore[union-attr]
-            if record is not None:
-                return Encoded(last.schema, len(record), [(0, record)])
+        plan = self.plan
+        if plan is not None:
+            record = bytearray(plan.nbytes)
+            if plan.pack(sample, record, 0):
+                return Encoded(plan.schema, len(record), [(0, record)])
+        return self.encode_unlike(sample)
+
+    def encode_unlike(self, sample: object) -> Encoded:
+        """Do as `encode`, for a sample that `plan` does not pack."""
         if self._pickles:
             data = pickles.dump(sample)
             return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
         skeleton, values = self._plan(sample)
-        self._last = skeleton if skeleton.plan is not None else None
+        self.plan = skeleton.plan
         return skeleton.encode(values)
 
     def encode_columns(self, columns: Columns, start: int, most: int, most_nbytes: int) -> Run | None:
@@ -201,6 +205,8 @@ def _encode_other(value: Any, values: _Values) -> Any:
 
 
 _TEXTS = {str}
+_NUMBERS = {int, bool}
+_INT64 = -(2**63), 2**63 - 1
 _ENCODERS: dict[type, Any] = ENCODERS | {
     torch.Tensor: encode_tensor,
     list: _encode_sequence,
@@ -212,8 +218,11 @@ _ENCODERS: dict[type, Any] = ENCODERS | {
 
 def _walk_all(items: list[Any]) -> list[Wires] | None:
     """Return the wire values of each leaf, in tree order; None if the values differ in structure."""
-    if len(set(map(type, items))) > 1:
+    kinds = set(map(type, items))
+    if len(kinds) > 1:
         return None
+    if kinds <= _NUMBERS and _INT64[0] <= min(items) and max(items) <= _INT64[1]:
+        return [items]  # as their encoders append them one by one
     encode = _ENCODERS.get(type(items[0]), _encode_other)
     values = _Values()
     # Values of one structure have the nodes and depth of the first, which was checked with its sample.
@@ -277,7 +286,7 @@ class _Skeleton:
         shapes = map(dict(constant).get, self._arrays)
         schema, prefix, layout = admit(dump(_insert_shapes(self._node, shapes)))
         self._constant, self.schema, self._layout = constant, schema, layout
-        self.plan = None if prefix else FlatPlan.of(layout)
+        self.plan = None if prefix else FlatPlan.of(layout, schema)
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
         self._fixed = list(_fixed_pieces(layout, len(prefix)))

@@ -21,10 +21,14 @@ _CLASSES: dict[str, type] = {"none": type(None), "bool": bool, "int": int, "floa
 
 
 class FlatPlan:
-    """Check of samples for one schema, and packing of their values to a record."""
+    """Check of samples for one schema, and packing of their values to a record.
 
-    def __init__(self, layout: Layout) -> None:
+    Attributes: schema: its number. nbytes: of each record.
+    """
+
+    def __init__(self, layout: Layout, schema: int) -> None:
         root = layout.root
+        self.schema = schema
         self._class: Any = _CONTAINERS[root.kind]
         self._keys = [*root.keys] if root.kind in _DICTS else []
         self._key_classes = [str] * len(self._keys)
@@ -43,43 +47,44 @@ class FlatPlan:
             offset, nbytes = leaves[place].offset or 0, leaves[place].nbytes or 0
             codes += f"{offset - end}x{leaves[place].code or f'{nbytes}s'}"
             end = offset + nbytes
-        self._pack = struct.Struct(codes).pack
+        self.nbytes, self._pack_into = end, struct.Struct(codes).pack_into
 
     @classmethod
-    def of(cls, layout: Layout) -> FlatPlan | None:
+    def of(cls, layout: Layout, schema: int) -> FlatPlan | None:
         """Make the plan for a schema; None unless its samples are flat, small, and of plain numbers."""
         root = layout.root
         if root.kind not in _CONTAINERS or not layout.fixed or not 0 < (layout.nbytes or 0) <= _MOST_NBYTES:
             return None
         is_plain = root.kind not in _DICTS or all(type(key) is str for key in root.keys)
-        return cls(layout) if is_plain and all(map(_is_plain, root.children)) else None
+        return cls(layout, schema) if is_plain and all(map(_is_plain, root.children)) else None
 
-    def record(self, sample: Any) -> bytes | None:
-        """Pack a sample; None unless it is sure to have this schema."""
+    def pack(self, sample: Any, buffer: bytearray | memoryview, offset: int) -> bool:
+        """Pack a sample at an offset; False unless it is sure to have this schema, and `nbytes` there are any then."""
         if type(sample) is not self._class:
-            return None
+            return False
         if self._keys:
             if [*sample] != self._keys or [*map(type, sample)] != self._key_classes:
-                return None
+                return False
             values = [*sample.values()]
         else:
             values = [*sample]
         if [*map(type, values)] != self._classes:
-            return None
+            return False
         try:
             for place in self._tensors:
                 tensor = values[place]
                 values[place] = tensor.numpy()
                 if tensor.__dict__ or tensor.grad is not None:
-                    return None
+                    return False
             for place, dtype, shape in self._arrays:
                 array = values[place]
                 if array.dtype is not dtype or array.shape != shape:
-                    return None
+                    return False
                 values[place] = array.tobytes()
-            return self._pack(*self._in_order(values))
+            self._pack_into(buffer, offset, *self._in_order(values))
         except (RuntimeError, TypeError, ValueError, struct.error):  # a tensor with a gradient, a large int
-            return None
+            return False
+        return True
 
 
 def _is_plain(leaf: Node) -> bool:

@@ -60,7 +60,7 @@ class Building:
                 )
             spec = LabelSpec({**spec.sources, **{name: OfIndex(values) for name, values in columns.items()}})
             fingerprint = {**(fingerprint or {}), KEYS_DIGEST: self._keyed.digest}
-            if self._is_lazy and length < len(self._keyed.keys):
+            if self._is_lazy and length < len(self._keyed):
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         if fingerprint is not None and (parents := parents_of(source)):
             fingerprint = {**fingerprint, "parents": parents}

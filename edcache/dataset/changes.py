@@ -8,11 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from edcache import identity
 from edcache.base import Ints, OptionError
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
-from edcache.format import KEY_COLUMN, pc, told_keys
-from edcache.identity import VERSION_COLUMN, Keyed, joined
+from edcache.format import KEY_COLUMN, one_chunk, pa, pc, told_keys
+from edcache.identity import Keyed
 
 _SHOWN: Final = 5
 
@@ -30,7 +31,7 @@ class Changes:
     changed: Ints
     moved: Ints
     gone: Ints
-    _keys: tuple[list[Any], list[Any]]
+    _keys: tuple[pa.Array, pa.Array]
 
     def __str__(self) -> str:
         """Return a line for each kind of change: its count, and the first keys."""
@@ -38,7 +39,7 @@ class Changes:
         lines = []
         for name, keys in (("new", source), ("changed", source), ("moved", source), ("gone", archive)):
             positions: Ints = getattr(self, name)
-            named = told_keys([keys[position] for position in positions[:_SHOWN].tolist()])
+            named = told_keys([keys[position].as_py() for position in positions[:_SHOWN].tolist()])
             shown = ", ".join(map(repr, named))
             more = ", ..." if len(positions) > _SHOWN else ""
             lines.append(f"{len(positions):,} {name}" + (f": {shown}{more}" if shown else ""))
@@ -68,11 +69,16 @@ def changes(
     if keyed is None or KEY_COLUMN not in cache.labels:
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
-    stored, columns = cache.labels.column(KEY_COLUMN).combine_chunks(), cache.labels
+    columns = {
+        name: one_chunk(cache.labels.column(name)) for name in identity.KEYED_COLUMNS if name in cache.labels
+    }
+    stored, keys = columns[KEY_COLUMN], keyed.keys
     keyed.check_kind(stored, cache.path)
-    versions = columns.column(VERSION_COLUMN).combine_chunks() if VERSION_COLUMN in columns else None
-    found, is_here = keyed.match(joined(stored, versions))
-    keys = keyed.stored
+    own, indices = Keyed.stored(columns)
+    found = keyed.places_in(own)
+    first_equal = np.full(max(len(stored), len(keys)), -1)
+    first_equal[indices] = own.first_equal
+    is_here = (first_equal[: len(keys)] == found) & (found >= 0)
     stored = stored.cast(keys.type)  # of an empty archive they have no type
     is_there, is_same = pc.is_in(keys, stored).to_numpy(False), found >= 0
     return Changes(
@@ -80,7 +86,7 @@ def changes(
         changed=np.flatnonzero(is_there & ~is_same),
         moved=np.flatnonzero(is_same & ~is_here),
         gone=np.flatnonzero(~pc.is_in(stored, keys).to_numpy(False)),
-        _keys=(keyed.keys, stored.to_pylist()),
+        _keys=(keys, stored),
     )
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from datetime import timedelta
 from functools import partial
 from multiprocessing import RawValue, current_process
@@ -32,7 +32,7 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from edcache import base
 from edcache.base import OptionError, PerProcess, shown
-from edcache.dataset.loader import pinned, work_alone
+from edcache.dataset.loader import BatchThreads, pinned
 from edcache.identity import reached_from
 from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
@@ -274,7 +274,7 @@ class _Readers:
 
     def _start(self) -> Executor:
         if self._source.gathers:
-            return ThreadPoolExecutor(self.count, "edcache-map", work_alone, (torch.get_num_threads(),))
+            return BatchThreads(self.count, "edcache-map")
         given = self._source, self.count, self._is_over
         return ProcessPoolExecutor(self.count, initializer=_begin_reader, initargs=given)
 

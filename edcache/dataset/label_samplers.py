@@ -261,7 +261,10 @@ def column_of(ds: Sized, column: LabelOrValues) -> npt.NDArray[Any]:
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
     if isinstance(column, str) and isinstance(ds, Readable):
         warn_of_absent(reading_of(ds), "a sampler by labels", column)
-    values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
+    try:
+        values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
+    except ValueError as error:
+        raise OptionError(f"{_named(column)}: {error}; give one value for each sample") from error
     if values.shape != (len(ds),):
         shape = f"{_named(column)} of shape {list(values.shape)} for {len(ds):,} samples"
         raise OptionError(f"{shape}; give one value for each sample")

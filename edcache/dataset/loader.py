@@ -23,9 +23,11 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import MissingDependencyError, OptionError, check_count
+from edcache.codec import decode_in
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import ENDED, EpochSampler
 from edcache.dataset.indexing import Readable, batch_of, reading_of
+from edcache.dataset.resident import Resident
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
 from edcache.reader import Memory, fresh
@@ -61,6 +63,7 @@ class Loader:
         prefetch: int,
         pin_memory: bool,
         device: torch.device | str | None,
+        resident: bool,
     ) -> None:
         check_count("num_threads", num_threads)
         check_count("prefetch", prefetch)
@@ -91,6 +94,8 @@ class Loader:
             self._passes.check_loader(len(dataset), batch_size)
         else:
             self._passes = Foreign(self.sampler, gives_lists=batch_size is None)
+        place = torch.empty(0, device=device).device if resident else None
+        self._resident = None if place is None else Resident(dataset, place)
         self._device: torch.device | None = None
         self._can_split = True
         self._seconds_a_batch = math.inf
@@ -141,7 +146,8 @@ class Loader:
         starts = self._starts(len(order))
         batches: Iterator[Any] = order.batches(starts.step, is_seeded=self._reading.is_seeded)
         batches = itertools.islice(batches, len(starts))
-        ahead = looking_ahead(self._reading, order.epoch, order.positions, len(order))
+        here = self._resident
+        ahead = None if here else looking_ahead(self._reading, order.epoch, order.positions, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
@@ -151,7 +157,8 @@ class Loader:
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
-        for taken, batch in zip(reached, self._make_batches(batches), strict=True):
+        made = here.batches(batches, self._memory) if here else self._make_batches(batches)
+        for taken, batch in zip(reached, made, strict=True):
             if ahead is not None:
                 ahead.begin()
             current.taken = taken
@@ -169,7 +176,7 @@ class Loader:
         mutex = threading.Lock()
         is_ending, reader = sys.is_finalizing, threading.get_ident()
         count = self._num_threads
-        pool = ThreadPoolExecutor(count, "edcache-loader", work_alone, (torch.get_num_threads(),))
+        pool = BatchThreads(count, "edcache-loader")
         try:
             while True:
                 # Handing over a small batch takes longer than making it.
@@ -268,7 +275,28 @@ def _check_device(device: torch.device | str | None) -> None:
             ) from None
 
 
-def work_alone(before: int) -> None:
+class BatchThreads(ThreadPoolExecutor):
+    """Threads that make batches, each its own; pictures of a batch are decoded by as many others, together."""
+
+    def __init__(self, count: int, name: str) -> None:
+        before = torch.get_num_threads()
+        # They start when there are pictures.
+        self._decoders = ThreadPoolExecutor(count, f"{name}-decoder", _work_alone, (before,))
+        super().__init__(count, name, _make_batches, (before, self._decoders if count > 1 else None))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End all threads; the ones that wait for pictures first."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._decoders.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _make_batches(before: int, decoders: ThreadPoolExecutor | None) -> None:
+    _work_alone(before)
+    if decoders is not None:
+        decode_in(decoders)
+
+
+def _work_alone(before: int) -> None:
     """Let torch use this one thread only: threads of threads would wait for each other.
 
     Threads that start later would inherit the setting, so another thread sets it back. The first call keeps this thread

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 # Made anew in each process.
 _OF_THIS_PROCESS = ("_labelled", "_together")
+# Characters of the calls that made a view, in its repr: the last ones.
+_MOST_STEPS = 200
 
 
 class Share(NamedTuple):
@@ -362,6 +364,7 @@ class Reading:
     Attributes:
         selection: of the root's indices. fields: of each sample. transform: called after the root's.
         repeats: True if it was made to have samples several times.
+        steps: calls that made it, in short, such as ".filter(label=1)" and "[:3]"; for its repr.
     """
 
     root: SampleRoot
@@ -369,6 +372,7 @@ class Reading:
     fields: Projection | None = None
     transform: Transform = None
     repeats: bool = False
+    steps: tuple[str, ...] = ()
     _labels: Labels | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -383,7 +387,9 @@ class Reading:
             return repr(self.root)
         whole = getattr(self.root, "path", self.root)
         try:
-            return f"View({whole!r}, {len(self):,} samples)"
+            made = "".join(self.steps)
+            made = made if len(made) <= _MOST_STEPS else f"...{made[-_MOST_STEPS:]}"
+            return f"View({whole!r}, {len(self):,} samples{made and f': {made}'})"
         except EdcacheError:
             is_closed = any(reader.closed for reader in self.root.readers)
             return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
@@ -417,7 +423,7 @@ class Reading:
 
     def but(self, **changes: Any) -> Reading:
         """Copy this reading with other attributes. `dataclasses.replace` takes four times as long."""
-        other = Reading(self.root, self.selection, self.fields, self.transform, self.repeats)
+        other = Reading(self.root, self.selection, self.fields, self.transform, self.repeats, self.steps)
         vars(other).update(changes)
         return other
 

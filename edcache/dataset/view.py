@@ -7,7 +7,7 @@ import operator
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -43,11 +43,15 @@ if TYPE_CHECKING:
     from edcache.display import Viewer
 
 
+# Of an argument, in the text of a view.
+_MOST_ITEMS, _MOST_TEXT = 6, 120
+
+
 class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made from it
-    share; views of slices, take and repeat have none. Random choices depend on the seed alone, so they are
+    share; views of slices, take, repeat and shuffle have none. Random choices depend on the seed alone, so they are
     equal in every process and on every platform. An unknown label column raises UnknownLabelError; a column of lists
     LabelError. A missing value counts as a value of its own.
     """
@@ -68,10 +72,12 @@ class Samples(Readable[T_co]):
         if type(index) is int and 0 <= index < len(reading):
             return reading.one(index)
         if isinstance(index, slice):
-            return self._cut(range(len(self))[index])
+            given = (index.start, index.stop, index.step)
+            ends = ":".join("" if part is None else str(part) for part in given).removesuffix(":")
+            return self._cut(f"[{ends or ':'}]", range(len(self))[index])
         if is_array(index):
             # A copy: the user may change the array later.
-            return self._picked(np.array(checked_indices(index, len(self))))
+            return self._picked(f"[{_brief(index)}]", np.array(checked_indices(index, len(self))))
         position = self._position(index)
         drawn = Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position
         return reading.one(drawn)
@@ -148,6 +154,7 @@ class Samples(Readable[T_co]):
         prefetch: int = 2,
         pin_memory: bool = False,
         device: Any = None,
+        resident: bool = False,
         **of_torch: typing_extensions.Never,
     ) -> Loader:
         """Iterate over collated batches, made by threads of this process.
@@ -155,27 +162,27 @@ class Samples(Readable[T_co]):
         Args:
             batch_size: the number of samples in a batch; None if the sampler gives complete batches, as samplers
                 with `global_batch_size` do.
-            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it. An epoch
-                that you leave early (`break`, `next(iter(loader))`) begins again at its first draw, with the same
-                order. Call `loader.set_epoch(n)`, or keep one iterator.
+            shuffle: True reads in a new order every epoch; seed and epoch determine it. One that you leave early
+                (`break`) begins again, with the same order: call `loader.set_epoch(n)`, or keep one iterator.
             sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch among the
                 ranks of a job; without one each rank reads all samples.
             drop_last: True leaves out a last batch that is not full.
             seed: an integer; None draws one from torch's generator.
-            num_threads: the number of batches that are made at the same time.
+            num_threads: the number of batches that are made at once. As many threads decode the pictures of one.
             prefetch: the number of finished batches that may wait.
             pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
             device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
+            resident: True reads the whole dataset now, once, into the memory of the device (of the process without
+                one), where each batch is gathered. Orders, states and batches are the same.
         Raises:
-            OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
-                sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating
-                raises as `batch`.
+            OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the sampler
+                gives batches, or neither; the sampler is of another length. Iterating raises as `batch`.
+            OptionError: "resident=True takes 3,010,560,000 bytes for 20,000 samples, and cuda:0 has 1,073,741,824
+                free; ...", before they are copied; a field is no tensor, or varies in shape; a transform is set.
             MissingDependencyError: the device needs torch_xla, which is not installed.
 
-        The memory of a batch is used again when nothing holds the batch or a part of it any more. Small batches are
-        gathered up to 32 at once: one that you keep keeps the memory of all of them, so clone it if that matters.
-        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
-        DataLoader with workers is faster.
+        The memory of a batch is used again when nothing holds a part of it. Up to 32 small batches share theirs: clone
+        one that stays. A `transform`, text and objects hold the interpreter's lock: take a DataLoader with workers.
         """
         if of_torch:
             raise OptionError(
@@ -193,6 +200,7 @@ class Samples(Readable[T_co]):
             prefetch=prefetch,
             pin_memory=pin_memory,
             device=device,
+            resident=resident,
         )
 
     # --------------------------------------------------------------------------------- by labels
@@ -221,14 +229,16 @@ class Samples(Readable[T_co]):
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self._reading, "filter()", " ".join(columns), rows)
         # A copy: the user may change an index array later.
-        return self._picked(rows if where is None else rows.copy())
+        given = () if where is None else (where,)
+        return self._picked(_step("filter", *given, **conditions), rows if where is None else rows.copy())
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """Sort by a label column. Equal values keep their order; text is in code point order.
 
         Missing values and nans are last, also with descending=True.
         """
-        return self._picked(sorted_rows(single_values(self.labels, name, "sort_by"), descending))
+        rows = sorted_rows(single_values(self.labels, name, "sort_by"), descending)
+        return self._picked(_step("sort_by", name, **({"descending": True} if descending else {})), rows)
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """Repeat samples of smaller classes. Copies of a sample are neighbours.
@@ -241,13 +251,13 @@ class Samples(Readable[T_co]):
             seed: see strategy.
         """
         classes = classes_of(single_values(self.labels, name, "oversample"))
-        return self._picked(oversampled(classes, strategy, seed), repeats=True)
+        return self._picked(_step("oversample", name), oversampled(classes, strategy, seed), repeats=True)
 
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
         """Take the first n samples; all samples if there are fewer."""
-        return self._cut(range(len(self))[: check_count("n", n, 0)])
+        return self._cut(_step("take", n), range(len(self))[: check_count("n", n, 0)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """Repeat the dataset n times, or until it has at least `min_size` samples."""
@@ -264,7 +274,7 @@ class Samples(Readable[T_co]):
             selection = repeated(self._reading.whole, check_count("n", n, 0))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
-        return self._view(selection=selection, repeats=self._reading.repeats or n > 1)
+        return self._view(_step("repeat", n), selection=selection, repeats=self._reading.repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
         """Shuffle all samples. The order is the same for the same seed and length.
@@ -272,7 +282,8 @@ class Samples(Readable[T_co]):
         It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
         DataLoader or of `loader`.
         """
-        return self._view(selection=shuffled(self._reading.whole, check_count("seed", seed, 0)))
+        selection = shuffled(self._reading.whole, check_count("seed", seed, 0))
+        return self._view(_step("shuffle", seed), selection=selection)
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -304,7 +315,8 @@ class Samples(Readable[T_co]):
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
             runs = _runs(Selection(self._reading.indices_at(order)), ends)
-        return tuple(self._view(selection=run) for run in runs)
+        step = _step("split", *parts)
+        return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
         self, n: int, *, seed: int | None = 0, stratify: str | None = None, group: str | None = None
@@ -325,10 +337,10 @@ class Samples(Readable[T_co]):
         twice = Selection(self._reading.indices_at(np.concatenate([order, order])))
         return [
             (
-                self._view(selection=twice.cut(range(end, start + len(order)))),
-                self._view(selection=twice.cut(range(start, end))),
+                self._view(f".kfold({n})[{k}][0]", selection=twice.cut(range(end, start + len(order)))),
+                self._view(f".kfold({n})[{k}][1]", selection=twice.cut(range(start, end))),
             )
-            for start, end in itertools.pairwise(bounds.tolist())
+            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
@@ -354,9 +366,10 @@ class Samples(Readable[T_co]):
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
         chosen, own, then = Projection(fields, as_tuple), self._reading.fields, self._reading.transform
+        step = _step("select", *fields)
         if then is not None:
-            return self._view(transform=extended(then, chosen.of_sample))
-        return self._view(fields=chosen if own is None else own.narrowed(fields, as_tuple))
+            return self._view(step, transform=extended(then, chosen.of_sample))
+        return self._view(step, fields=chosen if own is None else own.narrowed(fields, as_tuple))
 
     def with_transform(
         self,
@@ -384,7 +397,8 @@ class Samples(Readable[T_co]):
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        return self._view(transform=extended(self._reading.transform, fn, field, seed))
+        step = f".with_transform({getattr(fn, '__name__', type(fn).__name__)})"
+        return self._view(step, transform=extended(self._reading.transform, fn, field, seed))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the seeded transforms of a dataset, and of all its views.
@@ -483,18 +497,19 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------- views
 
-    def _view(self, **changes: Any) -> View[Any]:
+    def _view(self, step: str, **changes: Any) -> View[Any]:
         """Make a view that reads like this, but for another selection, other fields, a transform or repeats."""
-        return View(self if self._of is None else self._of, self._reading.but(**changes))
+        own = self._reading
+        return View(self if self._of is None else self._of, own.but(steps=(*own.steps, step), **changes))
 
-    def _cut(self, part: range) -> View[T_co]:
+    def _cut(self, step: str, part: range) -> View[T_co]:
         """Make a view of the samples at the positions of a range, without an array."""
         own = self._reading.selection
-        return self._view(selection=Selection(part or range(0)) if own is None else own.cut(part))
+        return self._view(step, selection=Selection(part or range(0)) if own is None else own.cut(part))
 
-    def _picked(self, positions: Ints, **changes: Any) -> View[T_co]:
+    def _picked(self, step: str, positions: Ints, **changes: Any) -> View[T_co]:
         """Make a view of the samples at some positions: int64 [n] in [0, len(self)), which the view may keep."""
-        return self._view(selection=Selection(self._reading.indices_at(positions)), **changes)
+        return self._view(step, selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
 class View(Samples[T_co]):
@@ -520,6 +535,23 @@ class View(Samples[T_co]):
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
+
+
+def _step(name: str, /, *given: object, **options: object) -> str:
+    """Write a call that makes a view, in short: `.filter('label == 1')`."""
+    texts = [*map(_brief, given), *(f"{key}={_brief(value)}" for key, value in options.items())]
+    return f".{name}({', '.join(texts)})"
+
+
+def _brief(value: object) -> str:
+    """Write an argument in short; an array by its length, so that no repr of it is made."""
+    if isinstance(value, list | tuple) and len(value) <= _MOST_ITEMS:
+        return f"[{', '.join(map(_brief, value))}]"
+    if isinstance(value, range) or (isinstance(value, str) and len(value) <= _MOST_TEXT):
+        return repr(value)
+    if value is None or isinstance(value, str | int | float):
+        return base.shown(value)
+    return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else type(value).__name__
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

@@ -1,5 +1,8 @@
 from .cells import tried as tried
+from .histogram import histograms as histograms
 from .markup import fragment as fragment
+from .media import Detokenizer as Detokenizer
+from .media import detokenizer as detokenizer
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
 from .notebook import dataset_html as dataset_html

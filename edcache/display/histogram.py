@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.format import family, number_values, one_chunk, pa, to_numpy
+from edcache.format import family, is_text, number_values, one_chunk, pa, to_numpy
 from edcache.labels import Labels, comparable
 
 _HEAD = 10_000  # rows that usually show if a column has many values
@@ -42,7 +42,7 @@ class Histogram:
     Attributes:
         name, type: of the column; the type is Arrow's name for it.
         bars: numbers and times by value, texts by count, a missing value last. Empty for lists.
-        rest: samples whose values have no bar; rest_values: number of these values.
+        rest: samples whose values have no bar; rest_values: number of these values, 0 if they were not counted.
     """
 
     name: str
@@ -50,6 +50,29 @@ class Histogram:
     bars: tuple[HistogramBar, ...]
     rest: int = 0
     rest_values: int = 0
+
+    @property
+    def rest_text(self) -> str:
+        """Tell in words how many samples have no bar; "" if there are none."""
+        which = "other" if self.bars else "different"
+        values = f"{self.rest_values:,}" if self.rest_values else "many"
+        return f"{self.rest:,} samples of {values} {which} values" if self.rest else ""
+
+
+def histograms(labels: Labels, columns: int = 8, most: int = 6) -> Iterator[Histogram]:
+    """Count the values of the first columns for a short look; texts that are almost all different have no bars.
+
+    Cost: as `histogram`, but of texts that differ in half of the first 10,000 rows the others are not counted.
+    """
+    for name in list(labels)[:columns]:
+        column = labels.column(name)
+        if is_text(column.type) and len(column.slice(0, _HEAD).unique()) > _HEAD // 2:
+            yield Histogram(name, str(column.type), (), len(column))
+            continue
+        one = histogram(labels, name, most)
+        is_unlike = one.rest_values > 0 and one.bars[0].count == 1
+        rest = one.rest + sum(bar.count for bar in one.bars)
+        yield Histogram(name, one.type, (), rest, one.rest_values + len(one.bars)) if is_unlike else one
 
 
 def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:

@@ -68,13 +68,18 @@ STYLE = """
 max-width:28em;overflow-wrap:anywhere;font-weight:400}
 .edcache th{opacity:.65}
 .edcache .n{text-align:right;font-variant-numeric:tabular-nums}
-.edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px}
+.edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px;align-items:flex-start}
+.edcache .columns table{margin:0}
+.edcache .bars td:first-child{max-width:12em;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.edcache .bars i{display:block;height:10px;margin-top:4px;background:#4c8bd6;border-radius:2px;min-width:1px}
 .edcache .grid{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
-.edcache figure{margin:0;width:96px}
+.edcache figure{margin:0;min-width:96px}
+.edcache figure>div{display:flex;gap:2px}
 .edcache figure img{width:96px;height:96px;object-fit:contain;background:#8882;border-radius:3px;
 display:block;image-rendering:pixelated;margin:0}
 .edcache figure pre{width:96px;height:96px;margin:0;padding:4px;box-sizing:border-box;background:#8882;
 border-radius:3px;font-size:9px;line-height:1.25;white-space:pre-wrap;overflow:hidden;overflow-wrap:anywhere;
 color:inherit}
-.edcache figcaption{font-size:11px;opacity:.65;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.edcache figcaption{font-size:11px;width:0;min-width:100%;opacity:.65;
+overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
 """

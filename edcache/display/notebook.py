@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 from edcache import base, reader
 from edcache.base import human_bytes
-from edcache.display.cells import cell
+from edcache.display.cells import cell, small
+from edcache.display.histogram import Histogram, histograms
+from edcache.display.leaves import shown_leaves
 from edcache.display.markup import Markup, element, fragment, table
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels
@@ -16,6 +18,8 @@ from edcache.labels import Labels
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3
+_PICTURES: Final = 6  # of a sample
+_WIDEST: Final = 200  # text of a bar
 _HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
@@ -73,7 +77,10 @@ class SampleGrid:
     def grid(self) -> Markup:
         """Draw the pictures, as a part of a page."""
         figures = (
-            element("figure", _picture(sample), element("figcaption", self._short(k), title=self._caption(k)))
+            element(
+                *("figure", element("div", _pictures(sample))),
+                element("figcaption", self._short(k), title=self._caption(k)),
+            )
             for k, sample in enumerate(self.samples)
         )
         return element("div", figures, class_="grid")
@@ -88,10 +95,15 @@ class SampleGrid:
         return "  ".join([f"{self.indices[k]:,}", *named])
 
 
-def _picture(sample: Any) -> Markup:
+def _pictures(sample: Any) -> list[Markup]:
+    """Draw all pictures of a sample; of one without what the viewer's grid shows of it."""
     if isinstance(sample, Exception):
-        return element("pre", _line(sample))
-    seen = cell(sample)
+        return [element("pre", _line(sample))]
+    pictures = (leaf.media for leaf in shown_leaves(sample) if leaf.media and leaf.media.is_picture)
+    return [_picture(small(media)) for media in islice(pictures, _PICTURES)] or [_picture(cell(sample))]
+
+
+def _picture(seen: dict[str, Any]) -> Markup:
     if "png" in seen:
         return element("img", src=f"data:image/png;base64,{seen['png']}", alt="")
     return _lines(seen["lines"]) if "lines" in seen else element("pre", seen["text"][:160])
@@ -124,12 +136,15 @@ def dataset_html(
 ) -> str:
     """Draw a dataset for a notebook.
 
-    Cost: opens archives that are not open.
+    Cost: opens archives that are not open, and counts the values of the first labels.
     """
-    columns = [(one.name, str(one.type)) for one in labels.schema]
+    # Labels of a far archive are not fetched to be shown.
+    bars = [] if any(archive.by_request for archive in archives) else list(map(_bars, histograms(labels)))
+    columns = [(one.name, str(one.type)) for one in labels.schema][len(bars) :]
     more = element("div", f"{len(columns) - _FIELDS:,} more labels", class_="dim")
     tables = [
         *schema_tables(schema_of(archives)),
+        *bars,
         *([table(("label", "type"), columns[:_FIELDS])] if columns else []),
         *([more] if len(columns) > _FIELDS else []),
     ]
@@ -137,6 +152,23 @@ def dataset_html(
     facts = element("table", (element("tr", element("th", n), element("td", v or "")) for n, v in stated))
     boxes = element("div", tables, class_="columns")
     return fragment(element("h4", title), facts, boxes, "" if samples is None else samples.grid())
+
+
+def _bars(of: Histogram) -> Markup:
+    """Draw the values of a label as bars."""
+    greatest = max((bar.count for bar in of.bars), default=0) or 1
+    rows = (
+        element(
+            *("tr", element("td", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
+            element("td", element("i", style=f"width:{90 * bar.count / greatest:.0f}px")),
+            element("td", f"{bar.count:,}", class_="n dim"),
+        )
+        for bar in of.bars
+    )
+    title = element("div", of.name[:_WIDEST], element("span", f" {of.type[:_WIDEST]}", class_="dim"))
+    return element(
+        "div", title, element("table", rows, class_="bars"), element("div", of.rest_text, class_="dim")
+    )
 
 
 def _facts(length: int, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:

@@ -6,7 +6,9 @@ const BLOCK = 60; // samples that are asked for at once
 const MOST_BLOCKS = 60;
 const MOST_COLUMNS = 40;
 const CAPTION = 20, PADDING = 5, MARGIN = 8;
-const SHAPES = { picture: { width: 124, square: true }, wide: { width: 236, thumb: 104 } };
+const TILE = 124; // the side of a tile, which the size scales
+const SHAPES = { picture: { width: TILE, square: true }, wide: { width: 236, thumb: 104 } };
+const SIDES = [128, 256, 512]; // of the small pictures that the server makes
 // What nobody sees, or what turns text around.
 const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 
@@ -15,8 +17,12 @@ const shown = (text) => String(text).replace(HIDDEN, (c) => `\\u${c.codePointAt(
 const number = new Intl.NumberFormat("en").format;
 const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-// bars: column -> where-strings of the bars that are chosen. where: of the samples in the grid, with theirs.
-const state = { set: 0, info: null, where: "", bars: new Map(), count: 0, current: 0, turn: 0, opened: null };
+// bars: column -> where-strings of the bars that are chosen. where: of the samples in the grid, with theirs. opened: the
+// position of the sample beside the grid, and row its number. off: the paths of masks and boxes that are switched off.
+const state = {
+  set: 0, info: null, where: "", bars: new Map(), count: 0, current: 0, turn: 0, opened: null, row: null,
+  order: "", caption: 0, tile: TILE, off: new Set(), sounds: [], isTyping: false,
+};
 const grid = {
   top: 0, at: 0, columns: 1, width: 0, height: 0, view: 0, shape: null,
   cells: new Map(), free: [], blocks: new Map(), asked: new Map(), settle: 0, frame: 0,
@@ -71,7 +77,7 @@ function clear() {
 }
 
 let waiting = 0;
-async function apply() {
+async function apply({ isBack = false, isTyped = false } = {}) {
   clearTimeout(waiting);
   const turn = ++state.turn;
   press();
@@ -80,10 +86,12 @@ async function apply() {
     const { count, where } = await get(`${state.set}/count`, filter());
     if (turn !== state.turn) return;
     complain("");
-    if (where === state.where && count === state.count) return;
+    if (where === state.where && count === state.count && !isBack) return;
     Object.assign(state, { where, count, current: 0 });
-    remember();
     restart();
+    // What is typed letter by letter is one entry of the history.
+    if (!isBack) remember(isTyped && state.isTyping);
+    state.isTyping = isTyped;
     for (const i of $("labels").querySelectorAll("section").keys()) compare(i);
   } catch (error) {
     if (turn === state.turn) complain(error.message);
@@ -97,11 +105,68 @@ function complain(text, isWrong = text !== "") {
   $("call").hidden = isWrong;
 }
 
-function remember() {
+// ---------------------------------------------------------------------------------------------- URL
+
+// Write what is seen into the URL. A new entry of the history, so that Back returns; the old one for a small change.
+function remember(isSmall = false) {
   const parts = new URLSearchParams();
   if (state.set) parts.set("set", state.set);
   if (state.where) parts.set("where", state.where);
-  history.replaceState(null, "", parts.size ? `#${parts}` : location.pathname);
+  if (state.order) parts.set("order", state.order);
+  if (state.caption) parts.set("caption", state.info.columns[state.caption]?.name ?? "");
+  if (state.tile !== TILE) parts.set("size", state.tile);
+  if (state.row !== null) parts.set("sample", state.row);
+  const hash = parts.size ? `#${parts}` : "";
+  const kept = { text: $("where").value.trim(), bars: [...state.bars] };
+  state.isTyping = false;
+  if (hash === location.hash || isSmall) history.replaceState(kept, "", hash || location.pathname);
+  else history.pushState(kept, "", hash || location.pathname);
+}
+
+// Show what the URL says. kept: the text of the filter and the bars apart, which the URL has as one.
+async function restore(kept, isFirst = false) {
+  const hash = new URLSearchParams(location.hash.slice(1));
+  const where = hash.get("where") ?? "", order = hash.get("order") ?? "";
+  $("where").value = kept?.text ?? where;
+  complain("");
+  state.bars = new Map(kept?.bars ?? []);
+  if (isFirst) state.tile = clamp(Number(hash.get("size")) || TILE, Number($("size").min), Number($("size").max));
+  const set = clamp(Number(hash.get("set")) || 0, 0, $("sets").options.length - 1);
+  $("sets").value = set;
+  if (isFirst || set !== state.set) await choose(set, order, hash.get("caption"));
+  else if (where !== state.where || order !== state.order) {
+    options(order, state.info.columns[state.caption]?.name);
+    await apply({ isBack: true });
+  } else press();
+  const sample = /^\d{1,15}$/.test(hash.get("sample") ?? "") ? Number(hash.get("sample")) : null;
+  if (sample === null) close();
+  else if (sample !== state.row) await reveal(sample);
+  remember(true);
+}
+
+// Fill the choices of order and caption, and take these.
+function options(order, caption) {
+  const { columns } = state.info, isList = ({ type }) => type.includes("<");
+  const choices = [["", "as stored"], [order.startsWith("random ") ? order : "random", "random"],
+    ...columns.filter((column) => !isList(column)).flatMap(({ name }) => [[`up ${name}`, `${name} \u2191`], [`down ${name}`, `${name} \u2193`]])];
+  const chosen = Math.max(0, choices.findIndex(([value]) => value === order));
+  state.order = choices[chosen][0];
+  state.caption = Math.max(0, columns.findIndex((column) => column.name === caption));
+  $("order").replaceChildren(...choices.map(([, text], i) => el("option", { value: i, text })));
+  $("order").selectedIndex = chosen;
+  $("order").orders = choices.map(([value]) => value);
+  $("again").hidden = !state.order.startsWith("random ");
+  $("caption").replaceChildren(...columns.map(({ name }, i) => el("option", { value: i, text: name })));
+  $("caption").selectedIndex = state.caption;
+  $("caption-label").hidden = columns.length < 2;
+  $("size").value = state.tile;
+}
+
+function reorder(order) {
+  options(order === "random" ? `random ${Math.floor(Math.random() * 1e9)}` : order, state.info.columns[state.caption]?.name);
+  state.current = 0;
+  restart();
+  remember();
 }
 
 // --------------------------------------------------------------------------------------- histograms
@@ -118,6 +183,7 @@ async function columns() {
       const histogram = await get(`${set}/histogram/${i}`);
       if (set !== state.set) return;
       section.append(...bars(histogram, i));
+      if (i === 0) $("where").placeholder = shown(histogram.bars.find((bar) => bar.where)?.where ?? "");
       press();
       if (state.where) compare(i);
     } catch (error) {
@@ -177,18 +243,31 @@ const lowest = () => Math.max(0, whole() - grid.view);
 const scaled = (top) => (lowest() ? (top / lowest()) * (real() - grid.view) : 0);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), Math.max(low, high));
 
-// Begin again with another set of samples.
-function restart() {
+// Drop what was read for the grid.
+function drop() {
   for (const control of grid.asked.values()) control.abort();
   grid.asked.clear();
   for (const block of grid.blocks.values()) forget(block);
   grid.blocks.clear();
   for (const cell of grid.cells.values()) retire(cell);
   grid.cells.clear();
+}
+
+// The line of Python that makes the same view; it has no word for the random order of this page.
+function code() {
+  const [word, name] = [state.order.split(" ")[0], state.order.slice(state.order.indexOf(" ") + 1)];
+  const filtered = state.where ? `.filter(${JSON.stringify(state.where)})` : "";
+  const sorted = { up: `.sort_by(${JSON.stringify(name)})`, down: `.sort_by(${JSON.stringify(name)}, descending=True)` }[word] ?? "";
+  return filtered || sorted ? `ds${filtered}${sorted}` : state.info.code;
+}
+
+// Begin again with another set of samples.
+function restart() {
+  drop();
   close();
   const all = state.info.samples;
   $("count").textContent = state.where ? `${number(state.count)} of ${plural(all, "sample")}` : plural(all, "sample");
-  $("code").textContent = shown(state.where ? `ds.filter(${JSON.stringify(state.where)})` : state.info.code);
+  $("code").textContent = shown(code());
   $("code").title = $("code").textContent;
   $("empty").hidden = state.count > 0;
   if (!state.count && all) say("No sample fulfils this filter", "", "Clear the filter", clear);
@@ -211,11 +290,11 @@ function say(title, text, action, run) {
 
 function layout(position) {
   const box = $("grid"), shape = SHAPES[grid.shape ?? "picture"];
-  const width = box.clientWidth - 2 * MARGIN;
+  const width = box.clientWidth - 2 * MARGIN, scale = state.tile / TILE;
   grid.view = box.clientHeight;
-  grid.columns = Math.max(1, Math.floor(width / shape.width));
+  grid.columns = Math.max(1, Math.floor(width / (shape.width * scale)));
   grid.width = Math.floor(width / grid.columns);
-  grid.thumb = shape.square ? grid.width - 2 * PADDING : shape.thumb;
+  grid.thumb = shape.square ? grid.width - 2 * PADDING : Math.round(shape.thumb * scale);
   grid.height = grid.thumb + CAPTION + 2 * PADDING;
   $("spacer").style.height = `${Math.max(real(), grid.view)}px`;
   $("layer").style.height = `${grid.view}px`;
@@ -305,9 +384,9 @@ function fill(cell, data) {
   cell.data = data;
   thumb.replaceChildren(...(data ? [face(data)] : []));
   caption.firstChild.textContent = data ? number(data.row) : "";
-  caption.lastChild.textContent = data ? shown(data.labels[0] ?? "") : "";
+  caption.lastChild.textContent = data ? shown(data.caption) : "";
   cell.title = data ? shown([`sample ${data.row}`, ...state.info.columns.map((c, i) => i < data.labels.length ? `${c.name}: ${data.labels[i]}` : "").filter(Boolean), data.why ?? ""].filter(Boolean).join("\n")) : "";
-  cell.setAttribute("aria-label", data ? shown(`sample ${data.row}${data.labels.length ? `, ${data.labels[0]}` : ""}`) : "");
+  cell.setAttribute("aria-label", data ? shown(`sample ${data.row}${data.caption ? `, ${data.caption}` : ""}`) : "");
 }
 
 function face(data) {
@@ -324,15 +403,10 @@ function sharpened({ target }) {
 function drawing(lines) {
   const values = lines.flat().filter((value) => value !== null);
   const low = Math.min(...values), span = Math.max(...values) - low || 1;
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 100 100");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
+  const svg = svgNode("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
   for (const line of lines) {
-    const polyline = document.createElementNS(SVG, "polyline");
     const points = line.map((value, i) => (value === null ? null : `${(100 * i) / Math.max(line.length - 1, 1)},${100 - (100 * (value - low)) / span}`));
-    polyline.setAttribute("points", points.filter((point) => point !== null).join(" "));
-    svg.append(polyline);
+    svg.append(svgNode("polyline", { points: points.filter((point) => point !== null).join(" ") }));
   }
   return svg;
 }
@@ -354,11 +428,19 @@ function ask(first, last) {
   }
 }
 
+function resize() {
+  const before = side();
+  state.tile = Number($("size").value);
+  if (side() !== before) drop();
+  layout(Math.floor(grid.top / grid.height) * grid.columns);
+}
+
 async function fetchBlock(block) {
   const control = new AbortController();
   grid.asked.set(block, control);
   try {
-    const query = { where: state.where, start: block * BLOCK, count: BLOCK };
+    const { where, order, caption } = state;
+    const query = { where, order, caption, side: side(), start: block * BLOCK, count: BLOCK };
     const { cells } = await get(`${state.set}/cells`, query, control.signal);
     if (grid.asked.get(block) !== control) return;
     for (const data of cells) {
@@ -380,6 +462,9 @@ async function fetchBlock(block) {
   }
 }
 
+// The small pictures that the tiles need.
+const side = () => SIDES.find((one) => one >= state.tile) ?? SIDES.at(-1);
+
 function keep(block, cells) {
   grid.blocks.set(block, cells);
   for (const [old, data] of grid.blocks) {
@@ -395,48 +480,90 @@ function forget(block) {
 }
 
 function clicked(event) {
-  select(event.currentTarget.position);
+  bring(event.currentTarget.position);
   open();
 }
 
 function select(position) {
+  bring(position);
+  if (state.opened !== null && state.count) load();
+}
+
+// Make a sample the current one, and move it into sight.
+function bring(position) {
   if (!state.count) return;
   state.current = clamp(position, 0, state.count - 1);
   const y = Math.floor(state.current / grid.columns) * grid.height;
   if (y < grid.top) move(y);
   else if (y + grid.height + 2 * MARGIN > grid.top + grid.view) move(y + grid.height + 2 * MARGIN - grid.view);
   else draw();
-  if (state.opened !== null) open();
 }
 
 // ------------------------------------------------------------------------------------------- sample
 
-async function open() {
-  const position = state.current, turn = state.turn;
-  const was = state.opened;
-  state.opened = position;
-  $("sample").hidden = false;
-  if (was === null) {
+// isBack: the URL names the sample already.
+function open(isBack = false) {
+  if (state.opened === null) {
+    state.opened = state.current;
+    $("sample").hidden = false;
     layout(Math.floor(grid.top / grid.height) * grid.columns);
-    select(position);
-    return;
+    bring(state.current);
   }
+  return load(isBack);
+}
+
+async function load(isBack = false) {
+  const position = state.current, { turn, where, order } = state;
+  state.opened = position;
   try {
-    const row = at(position)?.row ?? (await get(`${state.set}/cells`, { where: state.where, start: position, count: 1 })).cells[0].row;
-    $("sample-name").textContent = `Sample ${number(row)}`;
+    const row = at(position)?.row ?? (await get(`${state.set}/cells`, { where, order, start: position, count: 1 })).cells[0].row;
+    if (state.opened !== position || turn !== state.turn) return;
+    const isNew = state.row === null;
+    state.row = row;
+    if (!isBack) remember(!isNew);
+    const name = `Sample ${number(row)}`;
+    if (isNew) $("sample-name").textContent = name;
     const sample = await get(`${state.set}/sample/${row}`);
-    if (state.opened === position && turn === state.turn) $("sample-body").replaceChildren(...parts(sample));
+    if (state.opened !== position || turn !== state.turn) return;
+    mute();
+    $("sample-name").textContent = name;
+    $("sample-body").replaceChildren(...parts(sample));
   } catch (error) {
     if (state.opened === position) $("sample-body").replaceChildren(el("p", { class: "wrong", text: error.message }));
   }
 }
 
 function close() {
+  state.row = null;
   if (state.opened === null) return;
   state.opened = null;
   $("sample").hidden = true;
+  mute();
   $("sample-body").replaceChildren();
   layout(Math.floor(grid.top / grid.height) * grid.columns);
+}
+
+function leave() {
+  if (state.opened === null) return;
+  close();
+  remember();
+}
+
+// Forget the sounds of the sample that was opened.
+function mute() {
+  for (const url of state.sounds.splice(0)) URL.revokeObjectURL(url);
+}
+
+// Open a sample by its number, as the URL has it.
+async function reveal(row) {
+  try {
+    const { position, exact } = await get(`${state.set}/position/${row}`, { where: state.where, order: state.order });
+    if (!exact) throw new Error(`sample ${number(row)} does not fulfil the filter`);
+    state.current = position;
+    await open(true);
+  } catch (error) {
+    complain(error.message, false);
+  }
 }
 
 function parts(sample) {
@@ -474,34 +601,94 @@ function table(names, lines, kind = "") {
 }
 
 function figure(row, leaf) {
-  const { media } = leaf;
-  const picture = (axis, at) => `api/${state.set}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
-  let body;
-  if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path));
-  else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n)));
-  else if (media.kind === "signal") body = drawing(media.lines);
-  else if (media.kind === "text") body = el("pre", { text: media.text, dir: "auto", tabindex: "0", "aria-label": leaf.path });
-  else body = el("p", { class: "weak", text: media.text ?? "" });
   const about = [leaf.shape?.join(" \u00d7 "), leaf.dtype].filter(Boolean).join("  ");
-  return el("figure", {}, el("figcaption", {}, el("span", { class: "key", text: leaf.path || "sample", dir: "auto" }), el("span", { class: "weak", text: about })), body);
+  return el("figure", {}, el("figcaption", {}, el("span", { class: "key", text: leaf.path || "sample", dir: "auto" }), el("span", { class: "weak", text: about })), ...body(row, leaf));
 }
 
-function image(src, name) {
-  return el("img", { src, alt: name || "sample", on: { load: sharpened, error: (event) => {
+// What shows a leaf, by its kind.
+function body(row, { number: leaf, path, media }) {
+  const src = (axis, at, of = leaf, over = 0) => `api/${state.set}/picture/${row}/${of}?${new URLSearchParams({ axis, at, over })}`;
+  const rest = (text) => el("pre", { text, dir: "auto", tabindex: "0", "aria-label": path });
+  if (media.kind === "image") return [el("div", { class: "picture" }, image(src(0, 0), path, media.sizes), ...layers(media, (mask) => src(0, 0, mask, 1))), switches(media)];
+  if (media.kind === "film") return [el("div", { class: "film" }, slice(src, media, 0, "frame")), switches(media)];
+  if (media.kind === "volume") return [el("div", { class: "slices" }, ...media.sizes.map((_, axis) => slice(src, media, axis, `axis ${axis}:`))), switches(media)];
+  if (media.kind === "signal") return [drawing(media.lines)];
+  if (media.kind === "sound") return [drawing(media.lines), player(`api/${state.set}/sound/${row}/${leaf}`)];
+  if (media.kind === "text") return [rest(media.text)];
+  if (media.kind === "tokens" && media.text === null) return [rest(media.numbers)];
+  if (media.kind === "tokens") return [rest(media.text), el("details", {}, el("summary", { text: "Numbers" }), rest(media.numbers))];
+  return [el("p", { class: "weak", text: media.text ?? "" })];
+}
+
+function image(src, name, [height, width] = []) {
+  return el("img", { src, alt: name || "sample", width, height, on: { load: sharpened, error: (event) => {
     event.target.replaceWith(el("p", { class: "weak", text: "This picture cannot be shown." }));
   } } });
 }
 
-function slice(picture, axis, n) {
-  const middle = Math.floor(n / 2);
-  const note = el("small", { text: `axis ${axis}: ${middle} of ${n}` });
-  const img = image(picture(axis, middle), `slice along axis ${axis}`);
-  const slider = el("input", { type: "range", min: 0, max: n - 1, value: middle, "aria-label": `slice along axis ${axis}` });
+// The masks and boxes that lie over a picture, each of which a switch hides.
+function layers(media, src) {
+  const masks = media.masks.map(({ number, path }) => Object.assign(el("img", { class: "layer", src: src(number), alt: "" }), { path, mask: number }));
+  const boxes = media.boxes.map(({ path, corners, names }) => Object.assign(outlines(corners, names, media.sizes), { path }));
+  for (const layer of [...masks, ...boxes]) layer.toggleAttribute("hidden", state.off.has(layer.path));
+  return [...masks, ...boxes];
+}
+
+function switches({ masks, boxes }) {
+  if (!masks.length && !boxes.length) return null;
+  const one = (path, text) => el("label", {}, el("input", { type: "checkbox", checked: !state.off.has(path), on: { change: ({ target }) => {
+    if (target.checked) state.off.delete(path);
+    else state.off.add(path);
+    for (const layer of target.closest("figure").querySelectorAll(".layer")) if (layer.path === path) layer.toggleAttribute("hidden", !target.checked);
+  } } }), text);
+  return el("div", { class: "layers" }, ...masks.map(({ path }) => one(path, shown(path))), ...boxes.map(({ path, form }) => one(path, shown(`${path} (${form})`))));
+}
+
+// A box has the color of its name, and its name in its upper left corner.
+function outlines(corners, names, [height, width]) {
+  const svg = svgNode("svg", { class: "layer", viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  const kinds = [...new Set(names)], size = Math.max(width, height) / 26;
+  for (const [i, [left, top, right, bottom]] of corners.entries()) {
+    const color = `hsl(${(137.5 * (kinds.indexOf(names[i]) + 2)) % 360} 95% 60%)`;
+    svg.append(svgNode("rect", { x: left, y: top, width: right - left, height: bottom - top, stroke: color }));
+    const isRight = left > width * 0.6; // where the name goes to the left
+    const place = { x: isRight ? right - size / 5 : left + size / 5, y: top + size, "font-size": size, "text-anchor": isRight ? "end" : "start" };
+    if (names.length) svg.append(Object.assign(svgNode("text", place), { textContent: shown(names[i]) }));
+  }
+  return svg;
+}
+
+function svgNode(tag, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  return node;
+}
+
+function slice(src, media, axis, name) {
+  const n = media.sizes[axis], note = el("small"), box = el("div", { class: "picture" });
+  const slider = el("input", { type: "range", min: 0, max: n - 1, value: Math.floor(n / 2), "aria-label": name });
+  const img = image(src(axis, slider.value), name, media.sizes.slice(0, 3).filter((_, i) => i !== axis));
+  const over = layers(media, (mask) => src(axis, slider.value, mask, 1));
+  const tell = () => { note.textContent = `${name} ${slider.value} of ${n}`; };
   slider.addEventListener("input", () => {
-    img.src = picture(axis, slider.value);
-    note.textContent = `axis ${axis}: ${slider.value} of ${n}`;
+    img.src = src(axis, slider.value);
+    for (const layer of over) layer.src = src(axis, slider.value, layer.mask, 1);
+    tell();
   });
-  return el("div", {}, el("div", { class: "picture" }, img), slider, note);
+  tell();
+  box.append(img, ...over);
+  return el("div", {}, box, slider, note);
+}
+
+// The sound is fetched as a whole: in a part of it no browser could jump.
+function player(src) {
+  const audio = el("audio", { controls: true });
+  fetch(src).then((response) => (response.ok ? response.blob() : Promise.reject(response))).then((blob) => {
+    if (!audio.isConnected) return;
+    state.sounds.push(URL.createObjectURL(blob));
+    audio.src = state.sounds.at(-1);
+  }).catch(() => audio.replaceWith(el("p", { class: "weak", text: "This sound cannot be played." })));
+  return audio;
 }
 
 // --------------------------------------------------------------------------------- the other panels
@@ -563,8 +750,8 @@ async function jump() {
   complain("");
   const wanted = row < 0 ? row + all : row;
   try {
-    const { position, exact } = await get(`${state.set}/position/${wanted}`, { where: state.where });
-    if (!exact) complain(`sample ${number(wanted)} does not fulfil the filter; here is the next that does`, false);
+    const { position, exact } = await get(`${state.set}/position/${wanted}`, { where: state.where, order: state.order });
+    if (!exact) complain(`sample ${number(wanted)} does not fulfil the filter; here is the ${state.order ? "first" : "next"} that does`, false);
     $("grid").focus();
     select(position);
   } catch (error) {
@@ -590,7 +777,7 @@ function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.key === "Escape") {
     if (typing) into.blur();
-    else close();
+    else leave();
     $("grid").focus();
     return;
   }
@@ -604,7 +791,7 @@ function pressed(event) {
   } else if (!$("samples").hidden && (into === document.body || into === $("grid") || into === $("sample-name"))) steered(event);
 }
 
-async function choose(set) {
+async function choose(set, order = "", caption = null) {
   state.set = set;
   state.info = null;
   grid.shape = null;
@@ -616,9 +803,10 @@ async function choose(set) {
     $("name").textContent = shown(state.info.name.split("/").pop());
     $("name").title = shown(state.info.name);
     Object.assign(state, { where: "", count: state.info.samples, current: 0 });
+    options(order, caption);
     restart();
     columns();
-    if (isSet(filter())) await apply();
+    if (isSet(filter())) await apply({ isBack: true });
     if (!$("missing").hidden) missing();
   } catch (error) {
     state.info = { samples: 0, columns: [], code: "" };
@@ -630,10 +818,15 @@ async function choose(set) {
 }
 
 async function begin() {
-  const hash = new URLSearchParams(location.hash.slice(1));
-  $("where").value = hash.get("where") ?? "";
-  $("where").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 300); });
+  $("where").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(() => apply({ isTyped: true }), 300); });
   $("where").addEventListener("keydown", (event) => event.key === "Enter" && apply());
+  $("order").addEventListener("change", () => reorder($("order").orders[$("order").selectedIndex]));
+  $("again").addEventListener("click", () => reorder("random"));
+  $("caption").addEventListener("change", () => { state.caption = $("caption").selectedIndex; drop(); draw(); remember(true); });
+  $("size").addEventListener("input", resize);
+  $("size").addEventListener("change", () => remember(true));
+  $("options").open = innerWidth > 700;
+  addEventListener("popstate", (event) => restore(event.state));
   $("jump").addEventListener("keydown", (event) => event.key === "Enter" && jump());
   $("clear").addEventListener("click", clear);
   $("copy").addEventListener("click", async () => {
@@ -643,7 +836,7 @@ async function begin() {
   });
   $("grid").addEventListener("scroll", scrolled, { passive: true });
   for (const event of ["focus", "blur"]) $("grid").addEventListener(event, draw);
-  $("close").addEventListener("click", () => { close(); $("grid").focus(); });
+  $("close").addEventListener("click", () => { leave(); $("grid").focus(); });
   $("previous").addEventListener("click", () => select(state.current - 1));
   $("next").addEventListener("click", () => select(state.current + 1));
   $("help-button").addEventListener("click", () => $("help").showModal());
@@ -672,10 +865,13 @@ async function begin() {
     let folder = sets[0].name;
     do folder = folder.slice(0, folder.lastIndexOf("/", folder.length - 2) + 1); while (!sets.every((one) => one.name.startsWith(folder)));
     $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name.slice(folder.length), title: one.name })));
-    $("sets").addEventListener("change", () => { $("where").value = ""; state.bars.clear(); remember(); choose(Number($("sets").value)); });
-    const set = clamp(Number(hash.get("set") ?? 0) || 0, 0, sets.length - 1);
-    $("sets").value = set;
-    await choose(set);
+    $("sets").addEventListener("change", async () => {
+      $("where").value = "";
+      state.bars.clear();
+      await choose(Number($("sets").value));
+      remember();
+    });
+    await restore(history.state, true);
   } catch (error) {
     say("The viewer cannot be reached", error.message);
   }

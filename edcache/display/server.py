@@ -26,9 +26,11 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from edcache.base import EdcacheError, SampleIndexError, StorageError
 from edcache.display.markup import Markup, element
+from edcache.display.media import THUMBNAIL_SIDE
 from edcache.display.shown import Shown
 
 _MOST_CELLS: Final = 200
+_MOST_SIDE: Final = 512  # of a small picture
 _STATIC: Final = {
     "": ("page.html", "text/html; charset=utf-8"),
     "page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -38,6 +40,7 @@ _STATIC: Final = {
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+        "media-src blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
@@ -48,6 +51,8 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _PATHS: Final = re.compile(r"api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1,6}))?)?")
+
+_ORDER: Final = re.compile(r"((up|down) .+|random [0-9]{1,9})?", re.DOTALL)
 
 
 class _RequestError(Exception):
@@ -148,6 +153,9 @@ def _join_wheres(shown: Shown, query: dict[str, str]) -> str:
 
 def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
     """Answer for one dataset; numbers: in the path."""
+    order = query.get("order", "")
+    if not _ORDER.fullmatch(order):
+        raise _RequestError(400, "order is not: up NAME, down NAME, random SEED")
     match what, numbers:
         case None, []:
             return _json(shown.about())
@@ -159,13 +167,18 @@ def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: 
             return _json({"kept": shown.kept(where, column)})
         case "cells", []:
             start, count = _number(query, "start"), min(_number(query, "count"), _MOST_CELLS)
-            return _json({"cells": shown.cells(where, start, count)})
+            side = min(_number(query, "side") or THUMBNAIL_SIDE, _MOST_SIDE)
+            caption = _number(query, "caption")
+            return _json({"cells": shown.cells(where, start, count, order=order, caption=caption, side=side)})
         case "position", [row]:
-            return _json(shown.position(where, row))
+            return _json(shown.position(where, row, order))
         case "sample", [row]:
             return _json(shown.sample(row))
         case "picture", [row, leaf]:
-            return shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
+            axis, at, is_over = _number(query, "axis"), _number(query, "at"), _number(query, "over") > 0
+            return shown.picture(row, leaf, axis, at, is_over), "image/png"
+        case "sound", [row, leaf]:
+            return shown.sound(row, leaf), "audio/wav"
         case "missing", []:
             return _json(shown.missing())
     raise _RequestError(404, "there is nothing at this path")

@@ -12,8 +12,9 @@ import numpy as np
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
 from edcache.display.histogram import Histogram, histogram
+from edcache.display.media import THUMBNAIL_SIDE, Detokenizer
 from edcache.format import Failure
-from edcache.labels import Labels, matching_rows
+from edcache.labels import Labels, matching_rows, single_values, sorted_rows
 
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
@@ -42,6 +43,7 @@ class Shown:
         labels: returns its label columns, at the first use; it should import nothing heavy.
         dataset: opens it; the first threads that need it call it, until one succeeds.
         code: the line of Python that opens it.
+        detokenizer: gives tokens their text.
     """
 
     def __init__(
@@ -50,13 +52,16 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], _Samples],
         code: str,
+        detokenizer: Detokenizer | None = None,
     ) -> None:
-        self.name, self._code = name, code
+        self.name, self._code, self._detokenizer = name, code, detokenizer
         self._labels, self._dataset = cache(labels), cache(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
         self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._count)
+        self._ordered = lru_cache(_MOST_FILTERS)(self._order)
         self._sample = lru_cache(_MOST_SAMPLES)(self._try_read)
+        self._leaves = lru_cache(_MOST_SAMPLES)(lambda row: cells.sample_leaves(self._sample(row)))
 
     # ------------------------------------------------------------------------------ labels
 
@@ -87,32 +92,70 @@ class Shown:
         bars, labels = self._histogram(column).bars, self._matching_labels(where)
         return [None if bar.where is None else len(matching_rows(labels, {}, bar.where)) for bar in bars]
 
-    def rows(self, where: str) -> Ints | range:
-        """Find the rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
+    def rows(self, where: str, order: str = "") -> Ints | range:
+        """Find the rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`.
+
+        order: "up NAME" or "down NAME" sorts by a label, as `sort_by`; "random SEED" shuffles; "" is as stored.
+        """
+        if order:
+            return self._ordered(where, order)
         return self._matching(where) if where else range(self._labels().num_rows)
 
-    def position(self, where: str, row: int) -> dict[str, Any]:
-        """Find the position of a row in the rows of a filter, or of the next one."""
-        rows = self.rows(where)
-        position = row if isinstance(rows, range) else int(np.searchsorted(rows, row))
+    def _order(self, where: str, order: str) -> Ints:
+        word, _, rest = order.partition(" ")
+        rows: Ints = np.array(self.rows(where), np.int64)
+        if word == "random":
+            shuffled: Ints = np.random.default_rng(int(rest)).permutation(rows)
+            return shuffled
+        column = single_values(self._matching_labels(where), rest, "sort_by")
+        sorted_: Ints = rows[sorted_rows(column, descending=word == "down")]
+        return sorted_
+
+    def position(self, where: str, row: int, order: str = "") -> dict[str, Any]:
+        """Find the position of a row in the rows of a filter, or of the next one, in an order of any one."""
+        rows = self.rows(where, order)
         if not len(rows) or row >= self._labels().num_rows:
             raise SampleIndexError(f"no sample {row:,} here")
-        position = min(position, len(rows) - 1)
+        if isinstance(rows, range):
+            return {"position": row, "exact": True}
+        places = np.flatnonzero(rows == row) if order else np.atleast_1d(np.searchsorted(rows, row))
+        position = min(int(places[0]), len(rows) - 1) if len(places) else 0
         return {"position": position, "exact": int(rows[position]) == row}
 
     # ----------------------------------------------------------------------------- samples
 
-    def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
-        """Describe a window of the rows that fulfil a where-string, for the grid."""
-        window = [int(row) for row in self.rows(where)[start : start + count]]
-        read = zip(window, self._captions(window), self._read(window), strict=True)
-        return [{"row": row, "labels": caption} | _cell(sample) for row, caption, sample in read]
+    def cells(
+        self,
+        where: str,
+        start: int,
+        count: int,
+        *,
+        order: str = "",
+        caption: int = 0,
+        side: int = THUMBNAIL_SIDE,
+    ) -> list[dict[str, Any]]:
+        """Describe a window of the rows that fulfil a where-string, for the grid.
 
-    def _captions(self, rows: list[int]) -> list[list[str]]:
-        """Return the first labels of rows, as texts."""
-        labels = self._labels()
-        taken = labels.take(np.array(rows, np.int64))
-        columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
+        caption: the number of the label column that "caption" has. side: the most pixels of a small picture.
+        """
+        window = [int(row) for row in self.rows(where, order)[start : start + count]]
+        names = list(self._labels())
+        labels = self._texts(window, names[:_MOST_CAPTIONS])
+        captions = self._texts(window, names[caption : caption + 1])
+        read = zip(window, labels, captions, self._read(window), strict=True)
+        return [
+            {"row": row, "labels": labels, "caption": "".join(chosen)} | self._cell(sample, side)
+            for row, labels, chosen, sample in read
+        ]
+
+    def _cell(self, sample: object, side: int) -> dict[str, Any]:
+        made = cells.tried(cells.cell, sample, side, self._detokenizer)
+        return {"why": cells.error_text(made)} if isinstance(made, Exception) else made
+
+    def _texts(self, rows: list[int], names: list[str]) -> list[list[str]]:
+        """Return labels of rows as texts."""
+        taken = self._labels().take(np.array(rows, np.int64))
+        columns = list(map(taken.to_list, names))
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
     def _read(self, rows: list[int]) -> Sequence[object]:
@@ -138,11 +181,15 @@ class Shown:
         }
         if isinstance(sample, Exception):
             return document | {"leaves": [], "error": cells.error_text(sample)}
-        return document | {"leaves": cells.described_leaves(sample)}
+        return document | {"leaves": cells.described_leaves(self._leaves(row), self._detokenizer)}
 
-    def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
-        """Encode an image, or a slice of a volume, as a PNG file."""
-        return cells.picture(self._sample(row), leaf, axis, at)
+    def picture(self, row: int, leaf: int, axis: int, at: int, is_over: bool) -> bytes:
+        """Encode an image, a frame or a slice as a PNG file."""
+        return cells.picture(self._leaves(row), leaf, axis, at, is_over)
+
+    def sound(self, row: int, leaf: int) -> bytes:
+        """Encode a sound as a WAV file."""
+        return cells.sound(self._leaves(row), leaf)
 
     def missing(self) -> dict[str, Any]:
         """List the rows without a record, and the errors of the rows that failed."""
@@ -160,8 +207,3 @@ class Shown:
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
         }
-
-
-def _cell(sample: object) -> dict[str, Any]:
-    made = cells.tried(cells.cell, sample)
-    return {"why": cells.error_text(made)} if isinstance(made, Exception) else made

@@ -66,6 +66,7 @@ from .key_table import TUPLE_MARK as TUPLE_MARK
 from .key_table import Hashes as Hashes
 from .key_table import Key as Key
 from .key_table import KeyTable as KeyTable
+from .key_table import column_hashes as column_hashes
 from .key_table import has_keys as has_keys
 from .key_table import key_hashes as key_hashes
 from .key_table import pack_keys as pack_keys
@@ -114,6 +115,7 @@ from .tail import find_sound as find_sound
 from .tail import later_headers as later_headers
 from .tail import salvage as salvage
 from .types import EXACT as EXACT
+from .types import cast as cast
 from .types import cast_table as cast_table
 from .types import check_widened as check_widened
 from .types import family as family

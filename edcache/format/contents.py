@@ -37,7 +37,7 @@ from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
 from edcache.format.entries import Header, PRead, reported, stored_crc32
-from edcache.format.key_table import KEY_COLUMN, KeyTable, has_keys, key_hashes, pack_keys
+from edcache.format.key_table import KEY_COLUMN, KeyTable, column_hashes, has_keys, pack_keys
 from edcache.format.records import (
     MAX_SCHEMAS,
     PRESENT,
@@ -159,10 +159,10 @@ class Contents:
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if not self._is_checked:
             self._check_index()
-        if root is not None and self._trusts_index and start < root.length:
-            count = min(stop, root.length) - start
-            data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)
-            rows[:count] = self._unbound(np.arange(start, start + count), np.frombuffer(data, ROW, count))
+        of_root = min(stop, root.length) if root is not None and self._trusts_index else start
+        for first in range(start, of_root, WINDOW):
+            count = min(of_root - first, WINDOW)
+            rows[first - start : first - start + count] = self._of_root(first, count)
         for table, numbers in self._tables(start, stop):
             samples, own = table.samples, table.rows
             if np.any(numbers != np.arange(len(numbers))):
@@ -172,9 +172,13 @@ class Contents:
             rows[places] = own[inside]
         return rows
 
-    def _unbound(self, samples: Ints, rows: Rows) -> Rows:
+    def _of_root(self, first: int, count: int) -> Rows:
+        """Read rows of the index of the last root, as in memory."""
         assert self._root is not None
-        return bound(samples, rows, salt(self._chain.head.uuid, self._root.index.offset))
+        offset = self._root.index.offset
+        data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count)
+        rows = np.frombuffer(data, ROW, count)
+        return bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
 
     def _check_index(self) -> None:
         assert self._root is not None
@@ -232,8 +236,8 @@ class Contents:
         if not has_keys(column.type):
             return None
         samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        data, crc, count = pack_keys(key_hashes(column.drop_null().to_pylist()), samples)
-        return KeyTable(memoryview(data), crc, count, self.length, self._chain.where)
+        data, crc, count = pack_keys(column_hashes(column.drop_null()), samples)
+        return KeyTable(data, crc, count, self.length, self._chain.where)
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yield consecutive ranges of samples, of at most `WINDOW`."""

@@ -32,12 +32,12 @@ TUPLE_MARK: Final = "\0"
 
 Key: TypeAlias = str | bytes | int
 Hashes: TypeAlias = "npt.NDArray[np.uint64]"
-_HALVES: Final = np.dtype([("upper", ">u8"), ("lower", ">u8")])
+_PIECE: Final = 1 << 16  # keys that are Python objects at once
 
 
 def stored_keys(given: Collection[object]) -> list[Key]:
     """Return keys as they are stored. Raises: OptionError, one is no key, or a part of one is none."""
-    if {*map(type, given)} == {str}:
+    if {*map(type, given)} in ({str}, {int}):
         return list(given)  # type: ignore[arg-type]
     stored: list[Key] = []
     for key in given:
@@ -102,8 +102,15 @@ def key_hashes(keys: Iterable[Key]) -> Hashes:
     else:
         parts = list(map(_bytes_of, keys))
     data = b"".join([blake2b(part, digest_size=16).digest() for part in parts])
-    halves = np.frombuffer(data, _HALVES)
-    return np.stack([halves["upper"], halves["lower"]], axis=1).astype(np.uint64)
+    return np.frombuffer(data, ">u8").reshape(-1, 2).astype(np.uint64)
+
+
+def column_hashes(column: pa.Array | pa.ChunkedArray) -> Hashes:
+    """Hash the keys of a column without nulls, as `key_hashes` does."""
+    hashes = np.empty((len(column), 2), np.uint64)
+    for start in range(0, len(column), _PIECE):
+        hashes[start : start + _PIECE] = key_hashes(column.slice(start, _PIECE).to_pylist())
+    return hashes
 
 
 def _bytes_of(key: Key) -> bytes:
@@ -112,17 +119,27 @@ def _bytes_of(key: Key) -> bytes:
     return b"b" + key if isinstance(key, bytes) else b"i%d" % key
 
 
-def pack_keys(hashes: Hashes, samples: Ints) -> tuple[bytes, int, int]:
-    """Pack the payload for the hashes of samples, which rise; returns it, its crc32 as of `KeyTable`, and the count."""
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal ones the first sample stays first
-    hashes = hashes[order]
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = np.any(hashes[1:] != hashes[:-1], axis=1)
-    named = samples[order[is_first]].astype(np.uint64)
-    table = np.concatenate([hashes[is_first, 0], hashes[is_first, 1], named])
-    data = table.astype("<u8").tobytes()
-    behind = block_crc32s(data)
-    return data + behind, crc32(behind or data), len(named)
+def pack_keys(hashes: Hashes, samples: Ints) -> tuple[memoryview, int, int]:
+    """Pack the payload for the hashes of samples; returns it, its crc32 as of `KeyTable`, and the count.
+
+    Cost: 0.1 us a key; a tenth of it for hashes that rise, with few others behind them, which are merged.
+    """
+    upper, lower = hashes[:, 0], hashes[:, 1]
+    order = np.argsort(upper, kind="stable")  # timsort: it merges runs that rise
+    tied = np.flatnonzero(np.diff(upper[order]) == 0)
+    if len(tied):  # keys that repeat, or whose hashes have one upper half
+        rows = np.union1d(tied, tied + 1)
+        own = order[rows]
+        order[rows] = own[np.lexsort((samples[own], lower[own], upper[own]))]
+        order = np.delete(order, tied[lower[order[tied]] == lower[order[tied + 1]]] + 1)
+    nbytes = 24 * len(order)
+    payload = np.empty(nbytes + behind_nbytes(nbytes), np.uint8)
+    table = payload[:nbytes].view("<u8").reshape(3, len(order))
+    for row, values in zip(table, (upper, lower, samples), strict=True):
+        row[:] = values[order]
+    behind = block_crc32s(payload.data[:nbytes])
+    payload[nbytes:] = np.frombuffer(behind, np.uint8)
+    return payload.data, crc32(behind or payload.data), len(order)
 
 
 class KeyTable:

@@ -1,10 +1,8 @@
 from .code import reached_from as reached_from
 from .keys import KEYED_COLUMNS as KEYED_COLUMNS
-from .keys import VERSION_COLUMN as VERSION_COLUMN
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
 from .keys import guessed as guessed
-from .keys import joined as joined
 from .keys import versions_of as versions_of
 from .recipe import SAME as SAME
 from .recipe import Difference as Difference
@@ -25,7 +23,9 @@ from .spot import FirstSample as FirstSample
 from .spot import Other as Other
 from .spot import Recomputed as Recomputed
 from .spot import find_other as find_other
-from .spot import holds_generator as holds_generator
+from .spot import generator_states as generator_states
+from .spot import generators_kept as generators_kept
+from .spot import held_generators as held_generators
 from .spot import learned as learned
 from .spot import recompute as recompute
 from .spot import with_entry as with_entry

@@ -10,7 +10,9 @@ What must never happen: that two keys of different types, or a version that is a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,85 +20,110 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, TUPLE_MARK, Key, pa, pc, stored_keys
+from edcache.format import (
+    KEY_COLUMN,
+    TUPLE_MARK,
+    Hashes,
+    Key,
+    from_numpy,
+    missing_rows,
+    one_chunk,
+    pa,
+    stored_keys,
+)
 from edcache.identity.recipe import has_method, tells, values_of
 from edcache.identity.settings import Settings
 
 VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
+_PIECE: Final = 1 << 20  # samples whose texts are copied at once
+_TOLD: Final = 1 << 16  # keys and versions that are objects of Python at once
+_VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview gives, one after another
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_SPREAD: Final = np.uint64(0xD1B54A32D192ED03)
+_MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
 
 
 class Keyed:
-    """Keys and versions of the samples of a source.
+    """Keys and versions of samples, of a source or of an archive, as an archive stores them.
 
-    Attributes: keys: one for each sample, as they are stored. versions: texts, empty ones if nothing tells them apart.
+    Equal samples are found by hashes of 64 bits, which are sorted once. What they find is compared by all bytes, and if
+    two texts have one hash, all are hashed anew, from another start.
+
+    Attributes: keys: texts, bytes or integers [n]. versions: texts [n], empty ones if nothing tells them apart.
     """
 
-    def __init__(self, keys: list[Key], versions: list[str]) -> None:
+    def __init__(self, keys: pa.Array, versions: pa.Array) -> None:
         self.keys, self.versions = keys, versions
+        self._sorted: tuple[int, Hashes, Ints] | None = None
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
-        """Take keys and versions from a source; None if it has no keys."""
+        """Take keys and versions from a source; None if it has no keys.
+
+        Raises: OptionError, its keys are of several types, or ints beyond 64 bits.
+        """
         if not tells(source, "sample_key"):
             return None
-        try:
-            keys = stored_keys(all_of(source, "sample_key"))
-        except OptionError as error:
-            raise error.within("sample_key() of the source") from None
-        return cls(keys, versions_of(source, keys))
+        keys = _column_of(_told(source, "sample_key"))
+        versions = _versions(source, keys)
+        if versions is None:
+            return cls.stored({KEY_COLUMN: keys})[0]
+        return cls(keys, _joined([pa.array(piece, pa.string()) for piece in batched(versions)]))
+
+    @classmethod
+    def stored(
+        cls, columns: Mapping[str, pa.Array], is_present: npt.NDArray[np.bool_] | bool = True
+    ) -> tuple[Keyed, Ints]:
+        """Take keys and versions from the label columns of an archive; versions that it lacks are empty.
+
+        Returns: them, and the indices of their samples, rising: the present ones that have a key and a version.
+        """
+        keys = columns[KEY_COLUMN]
+        versions = columns.get(VERSION_COLUMN, pa.nulls(len(keys), pa.string()).fill_null(""))
+        indices = np.flatnonzero(is_present & ~(missing_rows(keys) | missing_rows(versions)))
+        return cls(keys, versions).only(indices), indices
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
     def only(self, indices: Ints) -> Keyed:
-        """Keep some samples."""
-        chosen = indices.tolist()
-        return Keyed([self.keys[index] for index in chosen], [self.versions[index] for index in chosen])
+        """Keep some samples, whose indices rise."""
+        if len(indices) == len(self):
+            return self
+        rows = from_numpy(indices, pa.int64())
+        return Keyed(self.keys.take(rows), self.versions.take(rows))
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
+    def columns(self) -> dict[str, pa.Array]:
         """Values of the label columns that a fill adds."""
         return {KEY_COLUMN: self.keys, VERSION_COLUMN: self.versions}
 
     @once
     def digest(self) -> str:
         """Digest of all keys and versions in their order."""
-        return hashlib.blake2b(repr((self.keys, self.versions)).encode(), digest_size=16).hexdigest()
-
-    @once
-    def stored(self) -> pa.Array:
-        """Keys as an archive has them. Raises: OptionError, they are of several types, or ints beyond 64 bits."""
-        kinds = sorted({_kind_of(key) for key in self.keys})
-        if len(kinds) > 1:
-            raise OptionError(
-                f"sample_key() of the source returns {' and '.join(kinds)}; give keys of one type"
-            )
-        try:
-            return pa.array(self.keys, None if self.keys else pa.string())
-        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
-            remedy = "give ints of 64 bits, and text without lone surrogates"
-            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
-
-    @once
-    def texts(self) -> pa.Array:
-        """Key and version of each sample, see `joined`."""
-        return joined(self.stored, pa.array(self.versions, pa.string()))
+        digest = hashlib.blake2b(str(self.keys[:1].type).encode(), digest_size=16)
+        for column in (self.keys, self.versions):
+            for start in range(0, len(column), _PIECE):
+                ends, data = _texts(column.slice(start, _PIECE))
+                digest.update(np.diff(ends).data)
+                digest.update(data.data)
+        return digest.hexdigest()
 
     @once
     def firsts(self) -> Ints:
         """Samples that are computed, rising: of equal ones the first."""
-        return np.unique(self.repeats, return_index=True)[1]
+        firsts = np.flatnonzero(self.first_equal == np.arange(len(self)))
+        return self.first_equal if len(firsts) == len(self) else firsts  # one array, of 8 bytes a sample
 
     @once
-    def repeats(self) -> Ints:
-        """Place of each sample among the first ones: int64 [n]."""
-        if pc.count_distinct(self.texts).as_py() == len(self.texts):
-            return np.arange(len(self.texts))
-        # In the order in which they appear.
-        places: Ints = pc.index_in(self.texts, pc.unique(self.texts)).to_numpy().astype(np.int64)
-        return places
+    def first_equal(self) -> Ints:
+        """First sample that is equal to each: int64 [n]."""
+        return self.places_in(self)
 
     def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
         """Raise OptionError if the keys of an archive are of another type: 1, "1" and ("1",) are three keys."""
-        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1]]
+        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1].to_pylist()]
         kinds = [_kind_of(key) for key in firsts]
         if len({*kinds}) > 1:
             raise OptionError(
@@ -104,44 +131,189 @@ class Keyed:
                 "pass keep_existing=False to build it anew"
             )
 
-    def match(self, there: pa.Array) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Compare with samples of an archive, by their `joined` texts.
+    def places_in(self, there: Keyed) -> Ints:
+        """Find each sample among others: int64 [n], the first equal one, -1 for none. No key or version is null."""
+        start = 0
+        while not self._are_equal(there, places := self._found_in(there, start)):
+            start += 1
+        if (
+            there is not self
+        ):  # the look among themselves, which comes first, has kept 16 bytes a sample for this one
+            self._sorted = None
+        return places
 
-        Returns: int64 [n], the first equal one of each sample, -1 for none; and whether the one at its index is equal.
-        """
-        is_here = np.zeros(len(self.keys), np.bool_)
-        both = slice(min(len(self.keys), len(there)))
-        is_here[both] = pc.equal(self.texts[both], there[both]).fill_null(False).to_numpy(False)
-        return pc.index_in(self.texts, there).fill_null(-1).to_numpy().astype(np.int64), is_here
+    def _found_in(self, there: Keyed, start: int) -> Ints:
+        """Find the first sample with the hash of each; -1 for none."""
+        places = np.full(len(self), -1)
+        if len(there):
+            hashes, order = self.by_hash(start)
+            found, rows = there.by_hash(start)
+            at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
+            places[order] = np.where(found[at] == hashes, rows[at], -1)
+        return places
+
+    def by_hash(self, start: int) -> tuple[Hashes, Ints]:
+        """Return the hashes from a start, rising, and their samples; equal ones in their order."""
+        if self._sorted is None or self._sorted[0] != start:
+            hashes = hashes_of((self.keys, self.versions), start)
+            order = np.argsort(hashes, kind="stable")
+            self._sorted = start, hashes[order], order
+        return self._sorted[1:]
+
+    def _are_equal(self, there: Keyed, places: Ints) -> bool:
+        """True if the samples at places, but for -1, have these keys and versions."""
+        others = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
+        for start in range(0, len(others), _PIECE):
+            rows = others[start : start + _PIECE]
+            for own, found in ((self.keys, there.keys), (self.versions, there.versions)):
+                if not _texts_at(own, rows).equals(_texts_at(found, places[rows])):
+                    return False
+        return True
+
+
+def hashes_of(columns: Sequence[pa.Array], start: int) -> Hashes:
+    """Hash the texts or integers of columns, row by row: uint64 [n]. Other starts give other hashes.
+
+    They are fast, and no defence: who knows them makes texts of one hash. Cost: 50 ns for texts of 16 bytes.
+    """
+    hashes: Hashes = np.full(len(columns[0]), start, np.uint64) * _SPREAD
+    for column in columns:
+        for first in range(0, len(column), _PIECE):
+            _mix(hashes[first : first + _PIECE], *_texts(column.slice(first, _PIECE)))
+    return hashes
+
+
+def _mix(hashes: Hashes, ends: Ints, data: npt.NDArray[np.uint8]) -> None:
+    """Mix texts into hashes, 8 bytes at a time, and their lengths. ends: int64 [n + 1], from 0 on."""
+    padded = np.concatenate([data, np.zeros(8, np.uint8)])
+    words = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))
+    at, left = ends[:-1].copy(), np.diff(ends)
+    hashes ^= left.astype(np.uint64)
+    rows = np.arange(len(at))
+    while len(rows):
+        taken = words[at[rows]] & _MASKS[np.minimum(left[rows], 8)]
+        mixed = hashes[rows] ^ taken
+        # First: else two texts that differ in highest bits alone could have one hash from any start.
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= _MULTIPLIER
+        hashes[rows] = mixed ^ mixed >> np.uint64(32)
+        at[rows] += 8
+        left[rows] -= 8
+        rows = rows[left[rows] > 0]
+
+
+def _texts(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Return the ends of texts, int64 [n + 1] from 0 on, and their bytes; integers as they are written."""
+    column = _binary(column)
+    _, ends, data = column.buffers()
+    if not len(column) or data is None:  # all are empty
+        return np.zeros(len(column) + 1, np.int64), np.empty(0, np.uint8)
+    own = np.frombuffer(ends, np.int64, len(column) + 1, 8 * column.offset)
+    return own - own[0], np.frombuffer(data, np.uint8)[own[0] : own[-1]]
+
+
+def _texts_at(column: pa.Array, rows: Ints) -> pa.Array:
+    return _binary(column.take(from_numpy(rows, pa.int64())))
+
+
+def _binary(column: pa.Array) -> pa.Array:
+    return (column.cast(pa.string()) if pa.types.is_integer(column.type) else column).cast(pa.large_binary())
+
+
+def _column_of(told: Iterator[list[Any]]) -> pa.Array:
+    """Return keys as a column. Raises: OptionError, one is no key, they are of several types, or beyond 64 bits."""
+    kinds, arrays = set[str](), list[pa.Array]()
+    for piece in told:
+        try:
+            keys = stored_keys(piece)
+        except OptionError as error:
+            raise error.within("sample_key() of the source") from None
+        kinds |= _kinds_of(keys)
+        if len(kinds) > 1:
+            continue
+        try:
+            arrays.append(pa.array(keys))
+        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
+            remedy = "give ints of 64 bits, and text without lone surrogates"
+            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
+    if len(kinds) > 1:
+        names = " and ".join(sorted(kinds))
+        raise OptionError(f"sample_key() of the source returns {names}; give keys of one type")
+    return _joined(arrays)
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    return one_chunk(pa.chunked_array(arrays or [pa.array([], pa.string())]))
+
+
+def _kinds_of(keys: Sequence[Key]) -> set[str]:
+    classes = {*map(type, keys)}
+    if classes == {str}:  # a call for each takes longer than all else
+        return {"tuples" if is_marked else "text" for is_marked in {key[:1] == TUPLE_MARK for key in keys}}  # type: ignore[index]
+    return {_kind_of(key) for key in keys} if len(classes) > 1 else {*map(_kind_of, keys[:1])}
+
+
+def _kind_of(key: Key) -> str:
+    if isinstance(key, str):
+        return "tuples" if key.startswith(TUPLE_MARK) else "text"
+    return "bytes" if isinstance(key, bytes) else "ints"
 
 
 def all_of(source: Any, name: str) -> list[Any]:
     """Return what a source tells of all samples, by its method of this name, or its plural, which asks once."""
-    count = len(source)
+    return [*itertools.chain.from_iterable(_told(source, name))]
+
+
+def _told(source: Any, name: str) -> Iterator[list[Any]]:
+    """Yield what a source tells of all samples, as `all_of` returns it, some at a time."""
+    length, count = len(source), 0
     try:
         is_bulk = has_method(source, f"{name}s")
-        values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
+        values = getattr(source, f"{name}s")() if is_bulk else map(getattr(source, name), range(length))
+        for piece in batched(values):
+            count += len(piece)
+            yield piece
     except EdcacheError:
         raise
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
-    if len(values) != count:
-        raise SourceError(f"{name}s() of the source returned {len(values):,} values for {count:,} samples")
-    return values
+    if count != length:
+        raise SourceError(f"{name}s() of the source returned {count:,} values for {length:,} samples")
 
 
-def versions_of(source: Any, keys: Sequence[Any] = ()) -> list[str]:
+def batched(values: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield lists of some values; of an array as objects of Python."""
+    if isinstance(values, np.ndarray):
+        yield from (values[start : start + _TOLD].tolist() for start in range(0, len(values), _TOLD))
+        return
+    one_by_one = iter(values)
+    while piece := [*itertools.islice(one_by_one, _TOLD)]:
+        yield piece
+
+
+def versions_of(source: Any) -> list[str]:
     """Return a version of each sample of a source, as text: from `sample_version`, else from its attributes.
 
     Attributes are the ones with one value a sample; without any, all versions are "".
+    """
+    return [*(_versions(source, None) or itertools.repeat("", len(source)))]
+
+
+def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
+    """Make an iterator of versions; None if all are "".
 
     keys: of the samples. An attribute with the same values, such as a list of files, is no version.
     """
     if tells(source, "sample_version"):
-        return list(map(repr, all_of(source, "sample_version")))
+        return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
     found = map(_plain, values_of(source).values())
-    values = [value for value in found if [*value] != [*keys]]
-    return [repr(parts) for parts in zip(*values, strict=True)] if values else [""] * len(source)
+    values = [value for value in found if keys is None or not _are_same(value, keys)]
+    return map(repr, zip(*values, strict=True)) if values else None
+
+
+def _are_same(values: Sequence[Any], keys: pa.Array) -> bool:
+    pieces = (keys.slice(start, _TOLD).to_pylist() for start in range(0, len(keys), _TOLD))
+    return not any(map(operator.ne, values, itertools.chain.from_iterable(pieces)))
 
 
 def guessed(source: Any) -> list[str]:
@@ -154,29 +326,12 @@ def guessed(source: Any) -> list[str]:
     return [f"attribute {name}" for name in values_of(source)]
 
 
-def joined(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
-    """Join key and version of each sample to one binary value: samples are the same if these values are equal.
-
-    versions: None stands for empty ones.
-    """
-    if pa.types.is_integer(keys.type):
-        keys = keys.cast(pa.string())
-    own = pa.scalar("", pa.string()) if versions is None else versions
-    parts = [part.cast(pa.large_binary()) for part in (keys, own)]
-    # A version, the repr of a value, has no zero in it.
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"\0", pa.large_binary()))
-
-
 def _plain(values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
-        values = values.tolist()
+        dtype = values.dtype
+        is_viewed = isinstance(dtype, np.dtype) and dtype.isnative and dtype.char in _VIEWED
+        values = np.ascontiguousarray(values).data if is_viewed else values.tolist()
     if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
         return values  # type: ignore[no-any-return]
     return [[*Settings().describe(value)] for value in values]
-
-
-def _kind_of(key: Key) -> str:
-    if isinstance(key, str):
-        return "tuples" if key.startswith(TUPLE_MARK) else "text"
-    return "bytes" if isinstance(key, bytes) else "ints"

@@ -22,7 +22,7 @@ import functools
 import random
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -139,7 +139,7 @@ def recompute(
     Raises: as the source.
     """
     records, best, began = list[tuple[str, bytes]](), float("inf"), time.monotonic()
-    with _generators_kept() as states:
+    with generators_kept() as states:
         while True:
             number = len(records)
             if number:
@@ -160,23 +160,23 @@ def recompute(
                 return Recomputed(records, best)
 
 
-def holds_generator(thing: Any) -> bool:
-    """True if an object holds a random generator of its own, in attributes, containers or closures."""
-    waiting, seen = [thing], set[int]()
+def held_generators(thing: Any) -> list[Any]:
+    """Return the random generators that an object holds, in attributes, containers or closures."""
+    waiting, seen, found = [thing], set[int](), list[Any]()
     for one in waiting:
-        if isinstance(one, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
-            return True
         if id(one) in seen or len(waiting) > _MOST_HELD:
             continue
         seen.add(id(one))
-        if isinstance(one, list | tuple | dict):
+        if isinstance(one, random.Random | np.random.Generator | np.random.RandomState | torch.Generator):
+            found.append(one)
+        elif isinstance(one, list | tuple | dict):
             waiting += [*(one.values() if isinstance(one, dict) else one)][:_MOST_HELD]
         elif isinstance(one, types.FunctionType):
             waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
         elif not isinstance(one, type | types.ModuleType):
             waiting += [getattr(one, "__self__", None), *getattr(one, "__dict__", {}).values()]
             waiting += [one.func, one.args, one.keywords] if isinstance(one, functools.partial) else []
-    return False
+    return found
 
 
 def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
@@ -237,10 +237,14 @@ def _worst(
 
 
 @contextmanager
-def _generators_kept() -> Iterator[_States]:
-    """Restore the states of the global random generators after the block; yields these states."""
+def generators_kept(held: Sequence[Any] = ()) -> Iterator[_States]:
+    """Restore the states of the global random generators, and of some that are held, after the block.
+
+    Yields the global states.
+    """
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
+    own = [*zip(held, map(_state_of, held), strict=True)]
     try:
         yield states
     finally:
@@ -249,6 +253,32 @@ def _generators_kept() -> Iterator[_States]:
         torch.set_rng_state(states[2])
         if on_devices is not None:
             torch.cuda.set_rng_state_all(on_devices)
+        for generator, state in own:
+            _set_state(generator, state)
+
+
+def generator_states(held: Sequence[Any] = ()) -> Any:
+    """Return the states of the global random generators, and of some that are held, as a value to compare."""
+    return [_comparable(state) for state in (*_states(), *map(_state_of, held))]
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.SystemRandom):
+        return None  # it has none
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState | torch.Generator):
+        generator.set_state(state)
+    elif state is not None:
+        generator.setstate(state)
 
 
 def _seed(number: int) -> None:

@@ -70,14 +70,14 @@ class LabelCollector:
         rows, count = self._rows, len(indices)
         try:
             for column in self._columns:
-                label = column.name, column.source
-                is_of_each = callable(column.source) or isinstance(column.source, OfIndex)
-                values = None if is_of_each else value_of(*label, indices[0], columns)
+                label, source = (column.name, column.source), column.source
+                if isinstance(source, OfIndex):
+                    column.add_all(indices, source.of(indices))
+                    continue
+                values = None if callable(source) else value_of(*label, indices[0], columns)
                 # A tree of columns is no column of trees.
-                if is_of_each or isinstance(values, (dict, tuple)):
-                    is_read = not isinstance(column.source, OfIndex)
-                    each = enumerate(indices)
-                    values = [value_of(*label, index, sample(k) if is_read else None) for k, index in each]
+                if callable(source) or isinstance(values, (dict, tuple)):
+                    values = [value_of(*label, index, sample(k)) for k, index in enumerate(indices)]
                 column.add_all(indices, values)
             self._rows += count
         finally:

@@ -7,9 +7,11 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from edcache.base import LabelError, OptionError, article, foreign_code, shown
 from edcache.codec import namedtuple_fields
-from edcache.format import MAX_NAME_NBYTES, column_name
+from edcache.format import MAX_NAME_NBYTES, column_name, from_numpy, pa
 
 LabelPath: TypeAlias = "str | int | tuple[str | int, ...]"
 LabelSource: TypeAlias = "LabelPath | Callable[[Any], Any] | OfIndex"
@@ -19,7 +21,18 @@ LabelSource: TypeAlias = "LabelPath | Callable[[Any], Any] | OfIndex"
 class OfIndex:
     """Label that the index of a sample tells. values: by index."""
 
-    values: Sequence[Any] | Mapping[int, Any]
+    values: Sequence[Any] | Mapping[int, Any] | pa.Array
+
+    def at(self, index: int) -> Any:
+        """Return the value of a sample."""
+        value = self.values[index]
+        return value.as_py() if isinstance(value, pa.Scalar) else value
+
+    def of(self, indices: Sequence[int]) -> list[Any] | pa.Array:
+        """Return the values of samples."""
+        if isinstance(self.values, pa.Array):
+            return self.values.take(from_numpy(np.array(indices, np.int64), pa.int64()))
+        return [self.values[index] for index in indices]
 
 
 _CONTAINERS = frozenset({dict, tuple, list})
@@ -67,7 +80,7 @@ class LabelSpec:
     def of(self, indices: Sequence[int]) -> LabelSpec:
         """Keep the labels that an index tells of some samples alone, as it is sent to where these are computed."""
         few = {
-            name: OfIndex({index: source.values[index] for index in indices})
+            name: OfIndex({index: source.at(index) for index in indices})
             if isinstance(source, OfIndex)
             else source
             for name, source in self.sources.items()
@@ -137,7 +150,7 @@ def _raised(name: str, index: int, error: Exception) -> LabelError:
 def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
     """Return the value of one label of a sample; raises as `LabelSpec.extract`."""
     if isinstance(source, OfIndex):
-        return source.values[index]
+        return source.at(index)
     if callable(source):
         with foreign_code(lambda error: _raised(name, index, error)):
             return source(sample)

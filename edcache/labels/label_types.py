@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from edcache.base import shown
 from edcache.format import (
     EXACT,
+    cast,
     detached,
     family,
     from_numpy,
@@ -24,9 +25,12 @@ from edcache.format import (
     list_of,
     merged,
     number_type,
+    number_values,
     numpy_dtype,
     pa,
 )
+
+_NUMBERS: Final = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 class NotALabel(Exception):
@@ -167,6 +171,8 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
+    if isinstance(values, pa.Array):
+        return cast(values, kind)
     if isinstance(values, np.ndarray):
         return from_numpy(values.astype(numpy_dtype(kind)), kind)
     if is_text(kind):
@@ -194,7 +200,15 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:
-    """Return the type and a copy of a column of numbers, bools or ASCII texts [n]; None for any other column."""
+    """Return the type and a copy of a column of numbers, bools or ASCII texts [n]; None for any other column.
+
+    values: also an Arrow array of texts or integers without nulls, such as keys, which nothing changes.
+    """
+    if isinstance(values, pa.Array):
+        if not is_text(values.type):
+            return values.type, number_values(values)
+        small = pa.string() if family(values.type) == "text" else pa.binary()
+        return small, cast(values, small)
     try:
         values = _from_tensor(values)
     except NotALabel:
@@ -206,8 +220,12 @@ def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:
             kind = number_type(values.dtype)
             return None if kind is None else (kind, np.array(values, dtype=values.dtype.newbyteorder("=")))
         values = values.tolist()
-    if isinstance(values, list) and set(map(type, values)) == {str} and all(map(str.isascii, values)):
+    kinds = set(map(type, values)) if isinstance(values, list) else set()
+    if kinds == {str} and all(map(str.isascii, values)):
         return pa.string(), values.copy()
+    dtype = _NUMBERS[kinds.pop()] if len(kinds) == 1 and kinds <= _NUMBERS.keys() else None
+    with suppress(OverflowError):  # one by one the error names the sample
+        return None if dtype is None else typed_column(np.array(values, dtype))
     return None
 
 

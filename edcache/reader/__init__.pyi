@@ -1,5 +1,6 @@
 from .collation import Batch as Batch
 from .collation import batch_for as batch_for
+from .collation import copy_rows as copy_rows
 from .digests import OnProgress as OnProgress
 from .digests import check_digest as check_digest
 from .digests import file_digest as file_digest
@@ -22,4 +23,5 @@ from .several import Beside as Beside
 from .several import Made as Made
 from .several import Records as Records
 from .several import Several as Several
+from .several import kind_of as kind_of
 from .together import Together as Together

@@ -133,12 +133,13 @@ class Beside:
         return whole if self.fields is None else self.fields.of_sample(whole)
 
 
-def is_alike(records: Records) -> bool:
-    """True if any part of the samples collates as all of them do."""
+def kind_of(records: Records) -> object:
+    """Return what records have in common that collate alike, to be compared; None if a part may collate differently."""
     group, beside = records.group, records.beside
     if beside is not None:
-        return all(map(is_alike, beside.parts)) and not (beside.fields and beside.fields.as_tuple)
-    return group is not None and group.is_regular
+        kinds = [kind_of(side) for side in beside.parts]
+        return None if None in kinds or (beside.fields and beside.fields.as_tuple) else kinds
+    return (group.decoder, group.fields) if group is not None and group.is_regular else None
 
 
 def space_of(views: Sequence[memoryview], owner: object) -> tuple[Ints, memoryview]:

@@ -1,4 +1,4 @@
-"""Whole archives: verified, identified, listed, and which of them may go."""
+"""Whole archives: forecast, verified, identified, listed, and which of them may go."""
 
 from lazy_loader import attach_stub
 

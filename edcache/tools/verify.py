@@ -344,7 +344,7 @@ class Survey:
         with suppress(CorruptArchiveError):  # the column is reported already
             column = stored.column(format.KEY_COLUMN)
             samples = np.flatnonzero(column.is_valid().to_numpy())
-            table, *said = format.pack_keys(format.key_hashes(column.drop_null().to_pylist()), samples)
+            table, *said = format.pack_keys(format.column_hashes(column.drop_null()), samples)
             stored_table = self._pread(root.keys.offset, root.keys.nbytes)
             if (table, *said) != (stored_table, root.keys.crc32, root.keys.items):
                 self._problem(root.keys.offset, "index.keys has other keys than their column")

@@ -472,6 +472,8 @@ class Appender:
 
     def check_usable(self) -> None:
         """Raise ArchiveError after close() or in a forked child, StorageError after a failed sync."""
+        if not (self.file.closed or self._is_failed):  # a child has lost the file
+            return
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
             raise ArchiveError(

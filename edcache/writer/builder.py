@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError
-from edcache.codec import Columns, Encoder, compressor
+from edcache.codec import Columns, Encoder, FlatPlan, compressor
 from edcache.format import MAX_LENGTH, Failure, Head, pa
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.appender import Appender
@@ -73,6 +73,8 @@ class ChunkBuilder:
         self.failures: list[Failure] = []
         self._encoder = Encoder(head.codec)
         self._compress = compressor(head.compression)
+        self._plan: FlatPlan | None = None
+        self._alignment = 0  # of its records
         self._seconds = seconds
         self._began = time.monotonic()
         self._begin(LabelCollector(spec, label_schema))
@@ -133,14 +135,28 @@ class ChunkBuilder:
             raise error.within(self._path, self._path, index) from error
 
     def _add(self, index: int, sample: object) -> None:
+        if self._written != self.nbytes:
+            self._settle()
+        end, plan = self.nbytes, self._encoder.plan
+        if plan is not None:  # of the last sample: one like it goes straight into the buffer
+            if plan is not self._plan:
+                self._plan, self._alignment = plan, format.record_alignment(plan.nbytes)
+            offset = format.align(end, self._alignment)
+            buffer = self._room(offset, plan.nbytes)
+            if plan.pack(sample, buffer, offset):
+                self._collector.add(index, sample)
+                if offset < self._dirty:
+                    buffer[end:offset] = bytes(offset - end)
+                self._rows.frombytes(_pack_row(index, offset, plan.nbytes, plan.schema))
+                self.nbytes = offset + plan.nbytes
+                return
         try:
-            encoded = self._encoder.encode(sample)
+            encoded = self._encoder.encode_unlike(sample)
         except CodecError as error:
             raise error.within(f"sample {index}", index=index) from error
         schema, nbytes, pieces = encoded
         if self._written != self.nbytes:
             self._settle()
-        end = self.nbytes
         offset = format.align(end, format.record_alignment(nbytes))
         whole = nbytes + format.behind_nbytes(nbytes)
         buffer = self._room(offset, whole)
@@ -200,11 +216,14 @@ class ChunkBuilder:
         first, last = int(offset[0]), int(offset[-1])
         buffer = np.frombuffer(self._room(first, last - first), np.uint8)
         rows = slice(start, start + count)
-        self._collector.add_columns(indices[rows], columns.at(rows), lambda k: columns.at(start + k))
+        own = indices[rows]
+        self._collector.add_columns(own, columns.at(rows), lambda k: columns.at(start + k))
         buffer[self.nbytes : first] = 0
         run.write(buffer[first:last], offset)
-        numbers = np.array(indices[rows]), offset[:-1], nbytes, np.full(count, run.schema)
-        self._rows.frombytes(np.stack(numbers, axis=1).data.cast("B"))
+        # Of a range numpy takes one int after another.
+        numbers = np.arange(own.start, own.stop) if isinstance(own, range) else np.array(own)
+        records = numbers, offset[:-1], nbytes, np.full(count, run.schema)
+        self._rows.frombytes(np.stack(records, axis=1).data.cast("B"))
         self.nbytes = int(ends[-1])
         return count
 
@@ -244,8 +263,8 @@ class ChunkBuilder:
             nbytes = np.fromiter(map(len, frames), np.int64, len(frames))
             data, offset = aligned(frame + bytes(format.behind_nbytes(len(frame))) for frame in frames)
             rows["flags"] |= format.COMPRESSED
-        used, local = np.unique(schema, return_inverse=True)
-        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
+        used = np.flatnonzero(np.bincount(schema))
+        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, np.searchsorted(used, schema)
         rows["crc32"] = _record_crc32s(data, np.asarray(offset), nbytes)
         schemas = [self._encoder.schemas[known] for known in used]
         chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)

@@ -206,7 +206,7 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
         lambda: next(samples_of(Here(job), [index], one_by_one=True)),
         lambda: next(samples_of(Here(job), [*range(index, end)])),
     ]
-    if (stored is None or least > 1) and identity.holds_generator(job.source):
+    if (stored is None or least > 1) and identity.held_generators(job.source):
         least = identity.FEW_DRAWS
     described = job.source.dataset if job.is_part else job.source
     before = identity.recipe_of(described) if stored is None else None

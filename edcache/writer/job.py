@@ -73,7 +73,7 @@ class Job:
         keys = self.spec.sources.get(KEY_COLUMN)
         if index is None or not isinstance(keys, OfIndex):
             return text
-        name = f"{self.index_in_source(index)} (key {shown_key(keys.values[index])})"
+        name = f"{self.index_in_source(index)} (key {shown_key(keys.at(index))})"
         return re.sub(rf"\b(sample|index) {index}\b", lambda found: f"{found[1]} {name}", text, count=1)
 
     @property
@@ -264,10 +264,7 @@ def worker_count(asked: int | str | None) -> int:
         return asked
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    with suppress(OSError, StopIteration, ValueError):
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
-        with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()  # "max" without one
+    with suppress(ValueError):
+        quota, period = base.control_group("cpu.max").split()  # "max" without one
         count = min(count, int(quota) // int(period))
     return max(1, count)

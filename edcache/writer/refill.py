@@ -22,8 +22,8 @@ from torch.utils.data import Subset
 
 from edcache import format, identity, storage
 from edcache.base import Ints, on_error
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Failure, Head, Header, pa, pc
-from edcache.identity import VERSION_COLUMN, Keyed
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header
+from edcache.identity import Keyed
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
@@ -48,28 +48,31 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         is_same = chain.origin.keys_digest == keyed.digest
         is_first, since = chain.root is None and (is_same or chain.holds_nothing), chain.cursor.number
     if is_first:
-        order = Order(keyed.repeats, None) if len(keyed.firsts) < len(keyed.keys) else None
+        order = None
+        if len(keyed.firsts) < len(keyed):
+            order = Order(np.searchsorted(keyed.firsts, keyed.first_equal), None)
         fill(replace(_part(job, keyed, keyed.firsts), order=order, since=since))
         return
-    lacking = _publish(job, keyed, None, seals=False)
+    known: dict[Cursor, Ints] = {}
+    lacking = _publish(job, keyed, known, None, seals=False)
     if lacking is None:
         return
     # Also if the order alone is new: the seal says that the source as it is now has made all.
     asks = [*job.found.asks, *identity.guessed(job.source)]
     check_before(replace(job, found=job.found._replace(asks=asks)), lacking.known, lacking.places)
-    lacking = _publish(job, keyed, None)
+    lacking = _publish(job, keyed, known, None)
     while lacking is not None:
         stage = _stage(job, keyed, lacking.todo)
         with store_at(stage.path).held():
             with closing(stage.job.open()) as appender:
                 # From now on no process takes the stage away. One may have, after it published the same samples.
                 appender.file.share(format.LOCK_SESSION)
-                lacking = _publish(job, keyed, None)
+                lacking = _publish(job, keyed, known, None)
                 is_due = lacking is not None and np.array_equal(lacking.todo, stage.samples)
                 if is_due:
                     fill(stage.job)
             if is_due or lacking is None:
-                lacking = _publish(job, keyed, stage)
+                lacking = _publish(job, keyed, known, stage)
 
 
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -82,7 +85,7 @@ def _is_done(chain: Chain, keyed: Keyed) -> bool:
 
 def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
     """Make the job of some samples of the source."""
-    is_whole = len(indices) == len(keyed.keys)
+    is_whole = len(indices) == len(keyed)
     source = job.source if is_whole else Subset(job.source, indices.tolist())
     columns = {name: OfIndex(values) for name, values in keyed.only(indices).columns.items()}
     spec = LabelSpec({**job.spec.sources, **columns})
@@ -126,11 +129,14 @@ def _stages_of(appender: Appender) -> str:
     return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
 
 
-def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -> _Lacking | None:
+def _publish(
+    job: Job, keyed: Keyed, known: dict[Cursor, Ints], tried: _Stage | None, seals: bool = True
+) -> _Lacking | None:
     """Seal an archive in the order of the source, with the samples of its stages. Returns the lacking ones, or None.
 
     With samples lacking nothing is sealed.
 
+    known: places of the samples in the archive, by its end; what it lacks is filled in.
     tried: a stage that this process has filled; samples that it lacks have failed, and are not computed again.
     seals: False only looks, and writes nothing.
     """
@@ -145,7 +151,10 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -
         if KEY_COLUMN in contents.schema.names:
             keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
         start = max(contents.length, appender.chain.end_index)
-        places = _found(keyed.texts, contents, 0, np.full(len(keyed.keys), -1))
+        if appender.chain.cursor not in known:
+            known.clear()
+            known[appender.chain.cursor] = _found(keyed, contents, 0, np.full(len(keyed), -1))
+        places = known[appender.chain.cursor].copy()
         takeovers, own = list[_Takeover](), _stages_of(appender)
         for path in sorted(_stages_at(appender.path), key=_is_used):
             if not path.startswith(own) or storage.RECOVERY in path or not recover(path):
@@ -158,7 +167,7 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -
             if not is_tried and not _is_made_alike(one, job):
                 continue  # by other code or other constants: its samples are computed again
             missing = np.count_nonzero(places < 0)
-            places = _found(keyed.texts, one.contents, start, places)
+            places = _found(keyed, one.contents, start, places)
             if tried is not None and is_tried:
                 lost = tried.samples[places[tried.samples] < 0]
                 places[lost] = start + np.flatnonzero(np.isin(tried.samples, lost))
@@ -169,9 +178,9 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None, seals: bool = True) -
                 start += one.contents.length
         todo = keyed.firsts[places[keyed.firsts] < 0]
         if len(todo) or not seals:
-            known = np.flatnonzero((places >= 0) & (places < contents.length))
-            return _Lacking(todo, known, places[known])
-        places = places[keyed.firsts[keyed.repeats]]
+            there = np.flatnonzero((places >= 0) & (places < contents.length))
+            return _Lacking(todo, there, places[there])
+        places = places[keyed.first_equal]
         fingerprint = _fingerprint_of(job, appender.chain.origin)
         parts = (chunk for one in takeovers for chunk in one.chunks())
         failures = [failure for one in takeovers for failure in one.failures]
@@ -213,21 +222,23 @@ def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
     return job.made_by(origin.fingerprint)
 
 
-def _found(texts: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:
+def _found(keyed: Keyed, contents: Contents, start: int, places: Ints) -> Ints:
     """Fill the places that are -1 with the places of equal samples of an archive, whose first one has place `start`.
 
-    texts: of key and version of each sample. places: int64 [n], changed and returned.
+    places: int64 [n], changed and returned.
     """
     names = contents.schema.names
     if KEY_COLUMN not in names or not contents.length:
         return places
-    keys = contents.column(KEY_COLUMN, 0, contents.length)
-    versions = contents.column(VERSION_COLUMN, 0, contents.length) if VERSION_COLUMN in names else None
-    present = np.flatnonzero(contents.rows(0, contents.length)["flags"] & format.PRESENT > 0)
-    own = identity.joined(keys, versions).take(format.from_numpy(present, pa.int64()))
-    at = pc.index_in(texts, own).fill_null(-1).to_numpy()
-    is_new = (places < 0) & (at >= 0)
-    places[is_new] = start + present[at[is_new]]
+    flags = np.concatenate([contents.rows(first, end)["flags"] for first, end in contents.windows()])
+    own, samples = Keyed.stored(
+        {name: contents.column(name, 0, contents.length) for name in identity.KEYED_COLUMNS if name in names},
+        flags & format.PRESENT > 0,
+    )
+    rows = np.flatnonzero(places < 0)
+    at = keyed.only(rows).places_in(own)
+    is_new = at >= 0
+    places[rows[is_new]] = start + samples[at[is_new]]
     return places
 
 

@@ -13,9 +13,10 @@ Between 3 and 5 readers walk the chain, and the next writer completes the end (`
 sync="never" the syncs do nothing, and the root says so.
 
 The group has all or nothing: samples that come with a new order of the archive are *parts* of it, so no reader sees
-them beside the old order. A seal after growth is a whole new group behind the old one: the bytes of the old index, root
-and directory stay, since readers have them mapped. A change of labels of a sealed archive is a group too, with columns
-and a root that names the old index.
+them beside the old order. A seal after growth is a whole new group behind the old one: the bytes of the old index,
+keys, root and directory stay. To punch them out of the file would need to know that no process has them mapped, and a
+reader, which may be on a read-only file system or another host, takes no lock; so a rewrite alone gives them back. A
+change of labels of a sealed archive is a group too, with columns and a root that names the old index.
 
 Rows are merged window by window, and labels column by column (format/contents.py); an order, and keys, need all of
 them in memory.
@@ -224,7 +225,7 @@ def _written_labels(
         nonlocal keys
         table = None
         if name == format.KEY_COLUMN and format.has_keys(kind):
-            table = _Keys(None if order is None else _known_hashes(appender, order))
+            table = _Keys(appender, order)
         labels[name] = _write(group, name, kind, arrays if table is None else table.noting(arrays), is_added)
         if name == format.KEY_COLUMN:
             keys = None if table is None else table.write(group)
@@ -266,52 +267,61 @@ def _write(
     return Column(entry.place, format.type_to_json(kind), is_added)
 
 
-def _known_hashes(appender: Appender, order: Ints) -> format.Hashes | None:
-    """Return the hashes of the keys that the last root has, in another order; a key takes a microsecond to hash."""
-    root = appender.chain.root
-    if root is None or root.keys is None or any(one.first < root.length for one in appender.chain.behind):
-        return None
-    data = appender.file.pread(root.keys.offset, root.keys.nbytes)
-    table = format.KeyTable(memoryview(data), root.keys.crc32, root.keys.items, root.length, appender.path)
-    hashes = np.zeros((root.length + 1, 2), np.uint64)  # the last one stands for all that are new
-    upper, lower, samples = table.items()
-    hashes[samples, 0], hashes[samples, 1] = upper, lower
-    known: format.Hashes = hashes[np.where((order >= 0) & (order < root.length), order, root.length)]
-    return known
-
-
 class _Keys:
     """Hashes of the keys of samples, noted as their column is written.
 
-    known: uint64 [n, 2], of samples whose key the last root has; zero for the others.
+    The table of the last root has most of them: sorted, and a key takes a microsecond to hash. So its keys get the
+    new numbers of their samples, and the others are merged with them.
     """
 
-    def __init__(self, known: format.Hashes | None) -> None:
-        self._known = known
-        self._hashes: list[format.Hashes] = []
-        self._samples: list[Ints] = []
+    def __init__(self, appender: Appender, order: Ints | None) -> None:
+        self._hashes = [np.empty((0, 2), np.uint64)]
+        self._samples = [np.empty(0, np.int64)]
+        self._is_known: npt.NDArray[np.bool_] | None = None  # of the samples in their order
         self._rows = 0
+        root, behind = appender.chain.root, appender.chain.behind
+        if (
+            order is None
+            or root is None
+            or root.keys is None
+            or any(one.first < root.length for one in behind)
+        ):
+            return
+        data = memoryview(appender.file.pread(root.keys.offset, root.keys.nbytes))
+        table = format.KeyTable(data, root.keys.crc32, root.keys.items, root.length, appender.path)
+        upper, lower, named = table.items()
+        is_known = _are_there(order, root.length)
+        place = np.full(root.length, -1)
+        rows = np.flatnonzero(is_known)
+        place[order[rows][::-1]] = rows[
+            ::-1
+        ]  # the first place of one that stands there twice is assigned last
+        has_key = np.zeros(root.length, np.bool_)
+        has_key[named] = True
+        is_known[rows] = has_key[order[rows]]
+        samples = place[named]
+        is_kept = samples >= 0
+        self._hashes.append(np.stack([upper[is_kept], lower[is_kept]], axis=1).astype(np.uint64, copy=False))
+        self._samples.append(samples[is_kept])
+        self._is_known = is_known
 
     def noting(self, arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
         """Pass arrays of keys on, and note their hashes."""
         for array in arrays:
-            there = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-            hashes = np.zeros((len(there), 2), np.uint64)
-            if self._known is not None:
-                hashes = self._known[there + self._rows]
-            new = np.flatnonzero(~hashes.any(axis=1))
-            hashes[new] = format.key_hashes(array.take(format.from_numpy(there[new], pa.int64())).to_pylist())
-            self._hashes.append(hashes)
-            self._samples.append(there + self._rows)
+            is_new = array.is_valid().to_numpy(zero_copy_only=False)
+            if self._is_known is not None:
+                is_new = is_new & ~self._is_known[self._rows : self._rows + len(array)]
+            new = np.flatnonzero(is_new)
+            self._hashes.append(format.column_hashes(array.take(format.from_numpy(new, pa.int64()))))
+            self._samples.append(new + self._rows)
             self._rows += len(array)
             yield array
 
     def write(self, group: EntryGroup) -> KeysPlace:
         """Write the table of the keys as an entry of a group; return its place."""
-        none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
-        table, crc, count = format.pack_keys(
-            np.concatenate([none[0], *self._hashes]), np.concatenate([none[1], *self._samples])
-        )
+        hashes, samples = np.concatenate(self._hashes), np.concatenate(self._samples)
+        self._hashes, self._samples = [], []  # they take as much memory
+        table, crc, count = format.pack_keys(hashes, samples)
         entry = group.entry(format.KEYS, format.KEYS_NAME)
         entry.write(table)
         return KeysPlace(*entry.place[:2], crc, count)

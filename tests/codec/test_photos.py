@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pictures
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from written import write
 
 from edcache import CachedDataset, Decoding, ImageFile
+from edcache.codec import images
 from edcache.codec.images import crop_of
 from edcache.errors import ImageError, OptionError
 
@@ -228,6 +230,42 @@ def test_photos_of_any_shape_are_one_batch_which_is_that_of_its_samples(path, ca
         assert torch.equal(ds.batch(order)["image"], expected[order]), options
         batches = [b["image"].clone() for b in ds.loader(5, sampler=order, num_threads=2)]
         assert torch.equal(torch.cat(batches), expected[order]), options
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_threads_of_a_loader_decode_a_batch_together(path, threads, monkeypatch):
+    """The first batch is made by all threads, and the others after it: each waits for the first picture of another."""
+    written(path, [pictures.jpeg(40 + i, 60 + 7 * (i % 9), seed=i) for i in range(96)])
+    ds = opened(path, size=16, crop="center")
+    expected = torch.stack([ds[i]["image"] for i in range(96)])
+    names, decode, together = [], images._pixels, threading.Barrier(threads)
+
+    def told(*arguments):
+        name = threading.current_thread().name
+        if "decoder" in name and name not in names:
+            together.wait(timeout=60)
+        names.append(name)
+        return decode(*arguments)
+
+    monkeypatch.setattr(images, "_pixels", told)
+    loader = ds.loader(48, num_threads=threads)
+    assert torch.equal(torch.cat([b["image"] for b in loader]), expected)
+    assert len({name for name in names if "decoder" in name}) == (threads if threads > 1 else 0)
+    monkeypatch.undo()
+    with pytest.raises(KeyError):
+        for _ in loader:
+            raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edcache")]
+
+
+def test_what_another_thread_cannot_decode_is_named_at_its_batch(path):
+    files = [pictures.jpeg(30, 20, seed=i) for i in range(40)]
+    files[33] = files[33][:200]
+    written(path, files)
+    loader = iter(opened(path, size=8).loader(20, num_threads=2))
+    assert next(loader)["image"].shape == (20, 3, 8, 8)
+    with pytest.raises(ImageError, match="sample 33: JPEG does not decode|record 33"):
+        next(loader)
 
 
 def test_workers_give_the_batches_of_this_process(path):

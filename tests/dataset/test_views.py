@@ -144,12 +144,32 @@ def test_an_unknown_column_is_named(whole: CachedDataset) -> None:
 
 
 def test_repr_of_a_view_tells_how_many_of_which_archive(whole: CachedDataset) -> None:
-    assert repr(whole.filter(y=3)[2:]) == f"View({whole.path!r}, 3 samples)"
+    assert repr(whole.filter(y=3)[2:]) == f"View({whole.path!r}, 3 samples: .filter(y=3)[2:])"
     both = edcache.concat([whole, whole])
     assert (repr(both), repr(both[:7])) == (
         "Concat(2 datasets, 48 samples)",
-        "View(Concat(2 datasets, 48 samples), 7 samples)",
+        "View(Concat(2 datasets, 48 samples), 7 samples: [:7])",
     )
+
+
+def test_repr_of_a_view_tells_each_call_that_made_it(whole: CachedDataset) -> None:
+    made = {
+        whole.filter("y == 3", split=["train"]): ".filter('y == 3', split=['train'])",
+        whole.filter(np.arange(len(whole)) < 3): ".filter(ndarray[24])",
+        whole.sort_by("score", descending=True).take(4): ".sort_by('score', descending=True).take(4)",
+        whole.shuffle(7)[::2].repeat(3): ".shuffle(7)[::2].repeat(3)",
+        whole.split(0.5, 0.5)[1]: ".split(0.5, 0.5)[1]",
+        whole.kfold(3)[2][0]: ".kfold(3)[2][0]",
+        whole.select("y", "x").with_transform(dict): ".select('y', 'x').with_transform(dict)",
+        whole[[3, 1]][:]: "[[3, 1]][:]",
+    }
+    for view, text in made.items():
+        assert repr(view) == f"View({whole.path!r}, {len(view):,} samples: {text})"
+        assert repr(pickle.loads(pickle.dumps(view))) == repr(view)
+    long = whole
+    for _ in range(100):
+        long = long[:]
+    assert len(repr(long)) < 300
 
 
 # ------------------------------------------------------------------------------------- by position

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.display.histogram import HistogramBar, histogram
+from edcache.display.histogram import HistogramBar, histogram, histograms
 from edcache.errors import UnknownLabelError
 from edcache.labels import Labels, matching_rows
 
@@ -102,3 +102,22 @@ def test_ranges_reach_over_all_that_a_float_can_be(values):
         bars = histogram(labels, "x", most).bars
         assert sum(bar.count for bar in bars) == 3
         assert [len(matching_rows(labels, {}, bar.where)) for bar in bars] == [bar.count for bar in bars]
+
+
+def test_a_short_look_counts_no_texts_that_are_all_different():
+    names = pa.array([f"picture {k}" for k in range(30_000)])
+    few = pa.array([f"picture {k % 7}" for k in range(30_000)])
+    some = pa.array([f"{k}" for k in range(20)])
+    [long] = histograms(Labels(pa.table({"t": names})))
+    assert (long.bars, long.rest_text) == ((), "30,000 samples of many different values")
+    [short] = histograms(Labels(pa.table({"t": some})))
+    assert (short.bars, short.rest_text) == ((), "20 samples of 20 different values")
+    [counted] = histograms(Labels(pa.table({"t": few})))
+    assert len(counted.bars) == 6
+    assert counted.rest_text == f"{counted.rest:,} samples of 1 other values"
+    assert sum(bar.count for bar in counted.bars) + counted.rest == 30_000
+    lists = pa.array([[k] for k in range(9)])
+    assert [one.name for one in histograms(Labels(pa.table({"a": lists, "b": some[:9], "c": lists})), 2)] == [
+        "a",
+        "b",
+    ]

@@ -87,9 +87,55 @@ def test_a_dataset_says_what_it_holds_and_shows_its_first_samples(ds):
     assert "9</td>" in html
     assert "tensor</td>" in html
     assert "3 x 16 x 16" in html
-    assert "<td>n</td><td>int64</td>" in html
+    assert [bar[0] for bar in bars(html)] == ["0 to 2", "2 to 4", "4 to 6", "6 to 8", "8 to 8"]
+    assert html.count("9 samples of 9 different values") == 4
     assert ds.filter(n=3)._repr_html_().count("<img ") == 1
     assert "1 samples" in Tags(ds.filter(n=3)._repr_html_()).text[1]
+
+
+def bars(html):
+    """Each bar of a notebook: its text, its width, the count."""
+    cells = (
+        r'<td title="[^"]*">([^<]*)</td><td><i style="width:(\d+)px"></i></td><td class="n dim">([^<]*)</td>'
+    )
+    return re.findall(cells, html)
+
+
+def test_labels_are_bars_of_their_values(tmp_path):
+    samples = [{"y": k % 3, "split": "ab"[k > 3], "many": k, "boxes": [k]} for k in range(12)]
+    names = ["y", "split", "many", "boxes"]
+    cache = CachedDataset(samples, tmp_path / "a.zip", in_memory_keys=names, progress=False)
+    html = cache._repr_html_()
+    assert bars(html)[:5] == [
+        ("0", "90", "4"),
+        ("1", "90", "4"),
+        ("2", "90", "4"),
+        ("b", "90", "8"),
+        ("a", "45", "4"),
+    ]
+    assert bars(html)[5] == ("0 to 2", "90", "2")
+    assert len(bars(html)) == 11
+    assert bars(cache.filter("y == 1")._repr_html_())[:3] == [
+        ("1", "90", "4"),
+        ("b", "90", "3"),
+        ("a", "30", "1"),
+    ]
+
+
+def test_labels_beyond_the_first_are_a_table(tmp_path):
+    html = labelled(tmp_path / "few.zip", 12)._repr_html_()
+    assert len(bars(html)) == 8
+    assert re.findall(r"<td>(l\d+)</td><td>int64</td>", html) == [f"l{k:05}" for k in range(8, 12)]
+
+
+def test_all_pictures_of_a_sample_are_shown(tmp_path):
+    picture = np.zeros((16, 16, 3), np.uint8)
+    samples = [{"a": picture, "film": np.stack([picture] * 4), "mask": picture[..., 0], "text": "x" * 40}] * 3
+    cache = CachedDataset(samples, tmp_path / "a.zip", progress=False)
+    assert cache._repr_html_().count("<img ") == 9
+    assert cache.show(2)._repr_html_().count("<img ") == 6
+    many = CachedDataset([{str(k): picture for k in range(50)}], tmp_path / "b.zip", progress=False)
+    assert many._repr_html_().count("<img ") == 6
 
 
 def test_the_schema_of_several_archives_is_one(ds, tmp_path):
@@ -198,6 +244,6 @@ def test_what_is_closed_has_a_repr(ds):
     several.close()
     assert repr(ds).endswith("closed)")
     assert [repr(view), repr(several)] == [
-        f"View({ds.path!r}, 2 samples)",
+        f"View({ds.path!r}, 2 samples: .take(2))",
         f"Concat(1 datasets, {len(several)} samples)",
     ]

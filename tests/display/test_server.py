@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import re
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from optional import Library
 from written import write
 
 import edcache
@@ -24,6 +26,7 @@ from edcache.display import Shown, view
 from edcache.display.histogram import histogram
 from edcache.labels import Labels
 
+Image = Library("PIL.Image")
 PAGE = Path(edcache.__file__).parent / "display"
 
 
@@ -159,6 +162,9 @@ def test_every_answer_has_the_headers_that_bind_a_browser(viewer, visitor):
         *("/api/0/picture/0/99", "/api/0/histogram/9", "/api/0/picture/0/1", "/api/0/media/0/0"),
         *("/api/0/picture/0/3?axis=3", "/api/0/cells/1", "/api/0/picture/0/3?axis=0&at=9"),
         *("/api/0/picture/0/3?axis=0&at=-1", "/api/0/position/20", "/api/0/call/1"),
+        *("/api/0/cells?order=up", "/api/0/cells?order=random", "/api/0/cells?order=random+%D9%A1"),
+        *("/api/0/cells?order=label", "/api/0/cells?side=-1"),
+        *("/api/0/sound/0/0", "/api/0/sound/0/99", "/api/0/sound/0"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(visitor, target):
@@ -188,6 +194,153 @@ def test_nothing_of_a_request_comes_back_as_html(viewer, visitor):
     ):
         assert b"content-type: application/json" in answer.lower()
         assert b"script" not in answer.partition(b"\r\n\r\n")[2]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """A visitor of samples of several kinds; how their tokens are read: each number as a letter."""
+    path = tmp_path_factory.mktemp("viewer") / "kinds.zip"
+    write(path, map(kinds_of, range(12)), in_memory_keys=["name", "score", "parts"])
+    ds = edcache.CachedDataset.from_cache(path)
+    one = Shown("kinds.zip", lambda: ds.labels, lambda: ds, "ds", lambda tokens: "".join(map(chr, tokens)))
+    with view([one], open_browser=False, block=False) as viewer:
+        yield Visitor(viewer)
+
+
+def kinds_of(i):
+    mask = np.zeros((20, 30), np.uint8)
+    mask[4:9, 5:15] = 1 + i % 3
+    film = np.zeros((6, 3, 20, 30), np.uint8)
+    film += np.arange(6, dtype=np.uint8)[:, None, None, None] * 40
+    return {
+        "image": np.full((20, 30, 3), 100, np.uint8),
+        "mask": mask,
+        "film": film,
+        "wave": np.linspace(-1, 1, 4_000, dtype=np.float32),
+        "rate": 8_000,
+        "ids": np.arange(97, 107),
+        "name": "cab"[i % 3],
+        "score": [3.5, None, 1.25, 2.0][i % 4],
+        "parts": [i],
+    }
+
+
+def kind(kinds, name):
+    leaves = kinds.json("/api/0/sample/5")[1]["leaves"]
+    return next(leaf["number"] for leaf in leaves if leaf["path"] == name)
+
+
+def test_a_sound_is_a_wav_file(kinds):
+    answer = kinds.get(f"/api/0/sound/5/{kind(kinds, 'wave')}")
+    assert (answer.status, answer.getheader("Content-Type")) == (200, "audio/wav")
+    with wave.open(BytesIO(answer.data)) as file:
+        assert file.getparams()[:4] == (1, 2, 8_000, 4_000)
+        frames = np.frombuffer(file.readframes(4_000), "<i2")
+    assert np.abs(frames - np.linspace(-1, 1, 4_000) * 32_767).max() < 1.1
+    assert kinds.get(f"/api/0/sound/5/{kind(kinds, 'ids')}").status == 404
+    assert kinds.get(f"/api/0/sound/99/{kind(kinds, 'wave')}").status == 404
+    assert "media-src blob:" in answer.getheader("Content-Security-Policy")
+
+
+def decoded(answer):
+    assert answer.status == 200, answer.data
+    return np.asarray(Image.open(BytesIO(answer.data)))
+
+
+def test_a_mask_is_drawn_to_lie_over_its_image(kinds):
+    number = kind(kinds, "mask")
+    alone = decoded(kinds.get(f"/api/0/picture/5/{number}"))
+    over = decoded(kinds.get(f"/api/0/picture/5/{number}?over=1"))
+    is_inside = kinds_of(5)["mask"] > 0
+    assert (alone.shape, over.shape) == ((20, 30, 3), (20, 30, 4))
+    assert np.array_equal(over[..., 3], is_inside * 255)
+    assert np.array_equal(over[is_inside][:, :3], alone[is_inside])
+    leaves = kinds.json("/api/0/sample/5")[1]["leaves"]
+    assert leaves[0]["media"]["masks"] == [{"number": number, "path": "mask"}]
+
+
+def test_a_film_has_its_frames(kinds):
+    film = kind(kinds, "film")
+    for at in (0, 3, 5):
+        frame = decoded(kinds.get(f"/api/0/picture/5/{film}?axis=0&at={at}"))
+        assert (frame.shape, frame.min(), frame.max()) == ((20, 30, 3), at * 40, at * 40)
+    for query in ("axis=0&at=6", "axis=1&at=0", "axis=2&at=0"):
+        assert kinds.get(f"/api/0/picture/5/{film}?{query}").status == 404
+
+
+def test_tokens_have_the_text_of_the_tokenizer(kinds):
+    leaves = kinds.json("/api/0/sample/5")[1]["leaves"]
+    media = leaves[kind(kinds, "ids")]["media"]
+    assert media == {"kind": "tokens", "numbers": " ".join(map(str, range(97, 107))), "text": "abcdefghij"}
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("", list(range(12))),
+        ("up name", [1, 4, 7, 10, 2, 5, 8, 11, 0, 3, 6, 9]),
+        ("down name", [0, 3, 6, 9, 2, 5, 8, 11, 1, 4, 7, 10]),
+        ("up score", [2, 6, 10, 3, 7, 11, 0, 4, 8, 1, 5, 9]),
+        ("down score", [0, 4, 8, 3, 7, 11, 2, 6, 10, 1, 5, 9]),
+    ],
+)
+def test_samples_stand_in_the_order_of_a_label(kinds, order, expected):
+    def ordered(**query):
+        cells = kinds.json("/api/0/cells?" + urlencode({"order": order, "count": 50} | query))[1]["cells"]
+        return [cell["row"] for cell in cells]
+
+    assert ordered() == expected
+    where = "name != 'c'"
+    kept = [row for row in expected if row % 3]
+    assert ordered(where=where) == kept
+    assert ordered(where=where, start=3, count=2) == kept[3:5]
+    for row in (1, 5, 8):
+        query = urlencode({"order": order, "where": where})
+        found = {"position": kept.index(row), "exact": True}
+        assert kinds.json(f"/api/0/position/{row}?{query}") == (200, found)
+        assert kinds.json(f"/api/0/position/3?{query}")[1]["exact"] is False
+
+
+def test_a_random_order_is_one_of_all_samples_and_stays(kinds):
+    def rows(seed):
+        query = urlencode({"order": f"random {seed}", "count": 50, "where": "name != 'c'"})
+        return [cell["row"] for cell in kinds.json(f"/api/0/cells?{query}")[1]["cells"]]
+
+    assert rows(1) == rows(1) != rows(2)
+    assert sorted(rows(1)) == [1, 2, 4, 5, 7, 8, 10, 11] != rows(1)
+
+
+def test_an_order_that_is_none_is_refused_with_the_reason(kinds):
+    status, body = kinds.json("/api/0/cells?order=up+nane")
+    assert (status, "did you mean name?" in body["error"]) == (422, True)
+    status, body = kinds.json("/api/0/cells?order=up+parts")
+    assert (status, "needs a column of single values" in body["error"]) == (422, True)
+    assert kinds.json("/api/0/cells?order=sideways+name")[0] == 400
+
+
+def test_tiles_have_the_caption_and_the_size_that_are_chosen(kinds):
+    def tile(**query):
+        return kinds.json("/api/0/cells?" + urlencode({"start": 1, "count": 1} | query))[1]["cells"][0]
+
+    assert [tile(caption=k)["caption"] for k in range(4)] == ["a", "None", "[1]", ""]
+    assert tile()["labels"] == ["a", "None", "[1]"]
+    picture = np.random.default_rng(0).integers(0, 255, (600, 600), np.uint8)
+    one = Shown("big.zip", lambda: Labels(pa.table({"y": [1]})), lambda: OneSample(picture), "ds")
+    with view([one], open_browser=False, block=False) as viewer:
+        for side, width in ((0, 120), (128, 120), (256, 200), (512, 300), (9_999, 300)):
+            cell = Visitor(viewer).json(f"/api/0/cells?count=1&side={side}")[1]["cells"][0]
+            assert struct.unpack(">II", base64.b64decode(cell["png"])[16:24]) == (width, width)
+
+
+class OneSample:
+    def __init__(self, sample):
+        self.sample = sample
+
+    def __getitem__(self, index):
+        return self.sample
+
+    def __getitems__(self, indices):
+        return [self.sample for _ in indices]
 
 
 def test_a_filter_counts_and_says_what_the_library_says(path, visitor):

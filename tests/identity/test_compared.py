@@ -21,7 +21,7 @@ from edcache.identity import (
     Other,
     Recomputed,
     find_other,
-    holds_generator,
+    held_generators,
     learned,
     recompute,
 )
@@ -393,12 +393,12 @@ HOLDING = {
 
 @pytest.mark.parametrize("make", HOLDING.values(), ids=HOLDING)
 def test_a_source_that_holds_a_generator_is_known(make):
-    assert all(holds_generator(make(generator)) for generator in HELD.values())
-    assert not holds_generator(make("no generator"))
+    assert all(held_generators(make(generator)) for generator in HELD.values())
+    assert not held_generators(make("no generator"))
 
 
 def test_looking_for_a_generator_ends():
     loop = [1]
     loop.append(loop)
-    assert not holds_generator(loop)
-    assert not holds_generator([[k] for k in range(100_000)])
+    assert not held_generators(loop)
+    assert not held_generators([[k] for k in range(100_000)])

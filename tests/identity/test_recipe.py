@@ -195,9 +195,22 @@ def test_what_json_has_stands_for_itself(value: Any) -> None:
 
 def test_arrays_are_described_by_dtype_shape_and_content() -> None:
     (text,) = describe(np.arange(6, dtype=np.int16).reshape(2, 3))
-    assert text.startswith("ndarray(int16[2, 3], sha256:")
+    assert text.startswith("ndarray(int16[2, 3], digest:")
     (text,) = describe(torch.zeros(2))
     assert text.startswith("Tensor(")
+
+
+@pytest.mark.parametrize("nbytes", [1, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 200_000])
+def test_an_array_is_described_by_each_of_its_bytes_in_their_order(nbytes: int) -> None:
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+    said = describe(data)
+    assert describe(data.copy()) == said
+    for at in {0, nbytes // 2, min(nbytes - 1, 1 << 16), nbytes - 1}:
+        other = data.copy()
+        other[at] ^= 1
+        assert describe(other) != said
+    if nbytes > 1:
+        assert describe(np.concatenate([data[nbytes // 2 :], data[: nbytes // 2]])) != said
 
 
 A = np.arange(6.0)

@@ -23,15 +23,15 @@ from edcache.dataset import CachedDataset, View
 PACKAGE = Path(edcache.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Arguments of @cachable, names of the package, members of a dataset, commands: what a user reads through.
-OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 32, 36, 11, 19
+OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 33, 36, 12, 19
 # Of the package.
-MODULES, CLASSES, FLOORS = 185, 310, 8
+MODULES, CLASSES, FLOORS = 188, 310, 8
 # Functions and files of the package that run, and calls: with a source of dicts of a tensor and a label.
 WALKS = {
-    "fill": {"functions": 667, "files": 69},
+    "fill": {"functions": 668, "files": 69},
     "reopen": {"functions": 184, "files": 31, "calls": 397},
     "batch": {"functions": 40, "files": 13, "calls": 46},
-    "filter": {"functions": 36, "files": 11},
+    "filter": {"functions": 40, "files": 11},
 }
 
 

@@ -185,7 +185,12 @@ RUN_BY = {
     ],
     "bench": [
         *("scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"),
-        *("scripts/bench_far.py", "scripts/bench_images.py", "scripts/bench_map.py"),
+        *(
+            "scripts/bench_far.py",
+            "scripts/bench_first.py",
+            "scripts/bench_images.py",
+            "scripts/bench_map.py",
+        ),
     ],
 }
 

@@ -18,7 +18,7 @@ from written import written
 
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.indexing import batch_of
-from edcache.reader import Group
+from edcache.reader import Group, collation
 
 leaves = st.one_of(
     numbers,
@@ -266,3 +266,24 @@ def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds,
     monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch)
     monkeypatch.setattr(Group, "samples", None)
     assert ds.select("image").batch([0, 1])["image"].shape == (2, 2, 3)
+
+
+@settings(max_examples=scaled(60, 20))
+@given(st.data())
+def test_rows_are_copied_alike_with_one_thread_and_with_several(data):
+    draw, rng = data.draw, np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    nbytes, count = draw(st.sampled_from([1, 7, 8, 784, 40_000, 300_000])), draw(st.integers(0, 60))
+    memory = rng.integers(0, 256, 1 << 20, np.uint8)
+    table = np.ndarray(((len(memory) - nbytes) // 8 + 1, nbytes), np.uint8, memory, 0, (8, 1))
+    if nbytes == 8 and draw(st.booleans()):
+        table = memory.view(np.int64)
+    places = rng.integers(0, len(table), count)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            out = torch.zeros((count, *table.shape[1:]), dtype=torch.from_numpy(table[:0]).dtype)
+            collation.copy_rows(torch.from_numpy(table), torch.from_numpy(places), out)
+            assert np.array_equal(out.numpy(), table[places])
+    finally:
+        torch.set_num_threads(before)

@@ -392,6 +392,28 @@ def test_after_many_reads_nothing_is_left_to_check(archives, name, read):
     assert all(same(ds[k], archive.samples[k]) for k in order)
 
 
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_small_records_of_a_batch_are_checked_with_their_neighbours_in_memory(archives, name, monkeypatch):
+    archive = archives(name)
+    with flipped(archive.path, [archive.extents[5][0]]):
+        ds = CachedDataset.from_cache(archive.path)
+        for first in range(8, len(archive.indices), 8):
+            ds.batch([first, first + 1])
+        # What was checked is not checked again, and the damaged one is still found.
+        sound = [archive.extents[k][0] for k in archive.indices if k != 5]
+        with flipped(archive.path, sound):
+            ds.batch([k for k in archive.indices if k != 5])
+        with pytest.raises(CorruptRecordError, match="record 5 at offset"):
+            ds.batch([4, 5])
+    ds = CachedDataset.from_cache(archive.path)
+    monkeypatch.setattr(type(ds._reader.session.file), "are_cached", lambda *_: False)
+    ds.batch([8, 9])
+    with flipped(archive.path, [archive.extents[10][0]]), pytest.raises(CorruptRecordError):
+        CachedDataset.from_cache(archive.path).batch([10])
+    with flipped(archive.path, [archive.extents[10][0]]), pytest.raises(CorruptRecordError):
+        ds.batch([10])
+
+
 def test_many_blocks_are_done_only_when_all_were_read(tmp_path):
     # 24 MiB: the last 16 MiB are checked at once.
     with CacheWriter(tmp_path / "a.zip", sync="never", publish_seconds=None, chunk_size=100) as w:

@@ -162,7 +162,10 @@ class Plain:
         return {"y": self.targets[index], "n": self.files[index]}
 
 
-@pytest.mark.parametrize("form", [list, np.array, torch.tensor, lambda rows: np.array(rows)[:, None]])
+@pytest.mark.parametrize(
+    "form",
+    [list, np.array, torch.tensor, lambda rows: np.array(rows, ">i4"), lambda rows: np.array(rows)[:, None]],
+)
 def test_without_a_version_the_values_of_a_sample_tell_that_it_changed(tmp_path, form):
     path = tmp_path / "a.zip"
     filled = CachedDataset(Plain(["a", "b", "c"], form([1, 2, 3])), path, progress=False)

@@ -14,12 +14,14 @@ import pytest
 import torch
 from codec_samples import encoded_bytes
 from damage import flip
+from scale import scaled
 from systems import Full, Rebooted, System, replace_system
 from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
 from edcache.codec.encoder import Encoder
+from edcache.codec.plan import FlatPlan
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -602,6 +604,50 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
     write(path, samples, chunk_size=1)
     reader = Reader(path)
     assert [bytes(reader.session.fetch(k)[0]) for k in range(4)] == encoded
+
+
+def test_a_sample_that_is_packed_into_the_buffer_makes_the_bytes_of_one_that_is_not(monkeypatch):
+    """Also behind one of which a part was written before it was refused, and in memory that is used again."""
+    draw = np.random.default_rng(0)
+
+    def sample(k):
+        kind, sizes = draw.integers(7), (1, 3, 1023, 1024, 5_000)
+        x = draw.integers(0, 256, sizes[k // 9 % 5], np.uint8)
+        if kind == 0:
+            return {"x": x, "label": 2**70}  # for which no struct has room
+        if kind == 1:
+            return {"x": torch.from_numpy(x), "label": int(kind)}
+        if kind == 2:
+            return {"x": x, "label": object()}  # refused
+        return (
+            {"x": x, "label": int(kind), "y": (1.5, None, True)}
+            if kind == 3
+            else {"x": x, "label": int(kind)}
+        )
+
+    samples = [sample(k) for k in range(scaled(2_000, 400))]
+    packed, walked = [], []
+    for chunks in (packed, walked):
+        builder = ChunkBuilder(
+            format.Head(bytes(16)),
+            "a.zip",
+            LabelSpec.parse(["label"]),
+            failure_of=lambda index, error: format.Failure(index, False, "", "", ""),
+        )
+        if chunks is walked:
+            monkeypatch.setattr(FlatPlan, "of", classmethod(lambda *_: None))
+        for index, one in enumerate(samples):
+            builder.add(index, one)
+            if index % 97 == 96:
+                buffer, dirty = builder._buffer, builder.nbytes
+                chunk = builder.take()
+                chunks.append(
+                    (bytes(chunk.data), chunk.rows.tolist(), chunk.schemas, chunk.labels, chunk.indices)
+                )
+                builder._buffer, builder._dirty = buffer, dirty
+        chunks.append([one.index for one in builder.failures])
+    assert packed == walked
+    assert len(packed) > 3
 
 
 def test_memory_that_is_used_again_and_enlarged_leaves_zeros_between_records(path):
