@@ -130,7 +130,7 @@ class KeyedCache:
         except StorageError as error:
             if error.errno not in _UNWRITABLE:
                 raise
-            with suppress(ArchiveNotFoundError):  # then the first error says what is wrong: it cannot be made
+            with suppress(ArchiveNotFoundError):  # then the first error tells why it cannot be made
                 return KeyedSession.reading(self.path, self._made_by, error)
             raise
 
