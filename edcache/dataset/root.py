@@ -144,6 +144,11 @@ class SampleRoot:
             part.root.close()
 
     @property
+    def complete(self) -> bool:
+        """True if every archive underneath is complete."""
+        return all(part.root.complete for part in self.parts)
+
+    @property
     def missing(self) -> Ints:
         """Indices without a record in one of the parts: int64 [k], rising."""
         found = [(part.missing, own) for part, own in zip(self.parts, self.ranges, strict=True)]
@@ -225,6 +230,7 @@ class Archive(SampleRoot):
     def __repr__(self) -> str:
         path = self.path
         try:
+            self._look()
             session = self.reader.session
             names = base.printable(base.some_of(list(dict(session.label_columns))))
         except EdcacheError:  # a traceback may show a dataset that failed to open
@@ -266,6 +272,11 @@ class Archive(SampleRoot):
             self._labels = None
         return changed
 
+    def _look(self) -> None:
+        """Take in what other processes, such as workers of a DataLoader, have stored since in a lazy cache."""
+        if self.filler is not None and not self.reader.complete:
+            self.refresh()
+
     def close(self) -> None:
         """Publish pending samples of the filler, and close the archive."""
         if self.filler is not None:
@@ -274,8 +285,15 @@ class Archive(SampleRoot):
         self.reader.close()
 
     @property
+    def complete(self) -> bool:
+        """True if it is sealed, and every sample has a record or is recorded as absent for good."""
+        self._look()
+        return self.reader.complete
+
+    @property
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
+        self._look()
         return self.reader.session.index.missing()
 
     @property
