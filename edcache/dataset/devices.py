@@ -36,7 +36,16 @@ from edcache.dataset.loader import BatchThreads, pinned
 from edcache.identity import reached_from
 from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
-from edcache.writer import BatchEngine, Here, MadeRows, PartOfBatch, Pending, await_end, begin_alone, counted
+from edcache.writer import (
+    BatchEngine,
+    Here,
+    MadeSamples,
+    PartOfBatch,
+    Pending,
+    await_end,
+    begin_alone,
+    counted,
+)
 
 Function: TypeAlias = Callable[[Any], Any]
 Arrive: TypeAlias = Callable[[], Any]
@@ -207,7 +216,7 @@ class DeviceEngine(BatchEngine):
         """Let a batch be read; one that has ended a process is neither read nor computed here."""
         if self._here.is_suspect(indices):
             return self._here.submit(indices)
-        self._waiting.append((indices, self._readers.begin(self._here.rows(indices))))
+        self._waiting.append((indices, self._readers.begin(self._here.indices_in_root(indices))))
         return partial(self._result, indices)
 
     def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
@@ -222,9 +231,9 @@ class DeviceEngine(BatchEngine):
         """Wait until a batch is read, and launch each shape of it."""
         return [(bucket, self._fn.launch(bucket[1])) for bucket in read()]
 
-    def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeRows:
+    def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeSamples:
         results = [(bucket, arrive()) for bucket, arrive in launched]
-        return counted(self._source.joined(self._here.rows(indices), results), len(indices))
+        return counted(self._source.joined(self._here.indices_in_root(indices), results), len(indices))
 
     def _tried(
         self, step: Callable[[list[int], Before], After], indices: list[int], given: Before

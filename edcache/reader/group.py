@@ -122,7 +122,7 @@ class Group:
         self.start, self.rows = start, rows
         self._archive, self.fields = archive, fields
         self.check, self.is_regular = check, is_regular
-        self.places = start >> _LATTICE_BITS
+        self.window_rows = start >> _LATTICE_BITS
 
     def __len__(self) -> int:
         return len(self.start)
@@ -137,7 +137,7 @@ class Group:
     def gather(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Copy the same bytes of every record: uint8 [n, nbytes]."""
         self.ensure()
-        rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.places]
+        rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.window_rows]
         return rows.view(np.uint8).reshape(len(self), nbytes)
 
     def ensure(self) -> None:

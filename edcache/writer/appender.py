@@ -56,7 +56,7 @@ from edcache.base import (
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.group import EntryGroup
+from edcache.writer.entry_group import EntryGroup
 from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
@@ -314,7 +314,7 @@ class Appender:
         """Read the table of a chunk."""
         return format.read_table(self.file.pread, header, self.path)
 
-    def presence(self) -> npt.NDArray[np.bool_]:
+    def present_at_seal(self) -> npt.NDArray[np.bool_]:
         """True for each sample that has a record, by the last root: bool [its length]."""
         root, read = self.chain.root, self.file.pread
         if root is None:

@@ -35,17 +35,17 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.source import (
     batches_of,
+    indices_in_root,
     is_interrupt,
     is_stream,
     refusal,
     root_of,
-    rows_in_root,
     text_of,
 )
 
-MadeRows: TypeAlias = Columns | list[Any] | SourceError
+MadeSamples: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
-PartOfBatch: TypeAlias = tuple[list[int], MadeRows | Failure | Chunk]
+PartOfBatch: TypeAlias = tuple[list[int], MadeSamples | Failure | Chunk]
 """Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
 Pending: TypeAlias = Callable[[], Iterable[PartOfBatch]]
 """Waits for the samples of a batch that an engine was given, and gives them in parts, once.
@@ -113,9 +113,9 @@ class Here(BatchEngine):
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
 
-    def rows(self, indices: list[int]) -> list[int]:
+    def indices_in_root(self, indices: list[int]) -> list[int]:
         """Return indices of the source that a Subset has, at any depth."""
-        return rows_in_root(self._job.source, indices)
+        return indices_in_root(self._job.source, indices)
 
     def is_suspect(self, indices: list[int]) -> bool:
         """True if a batch with one of these has ended its process: they are to be computed one by one."""
@@ -123,7 +123,7 @@ class Here(BatchEngine):
 
     def compute(
         self, indices: list[int], *, one_by_one: bool = False
-    ) -> Iterator[tuple[list[int], MadeRows]]:
+    ) -> Iterator[tuple[list[int], MadeSamples]]:
         """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
 
         Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
@@ -137,7 +137,7 @@ class Here(BatchEngine):
             if ask is None and len(part) > 1:
                 parts += [([index], None) for index in reversed(part)]
                 continue
-            made: MadeRows | None = None
+            made: MadeSamples | None = None
             try:
                 with self.watch.begin(part[0], len(part)):
                     made = [source[part[0]]] if ask is None else counted(ask(part), len(part))

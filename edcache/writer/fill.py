@@ -53,9 +53,9 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
         check_stream_workers(job)
         run = fill_stream
     elif keyed is not None:
-        run = partial(fill_keyed, keyed=keyed, fill=_fill)
+        run = partial(fill_keyed, keyed=keyed, fill=_fill_and_seal)
     else:
-        run = _fill
+        run = _fill_and_seal
     if rebuild or _head_of(job.path) is None:
         job = with_first_sample(job)
     if rebuild:
@@ -94,7 +94,7 @@ def _head_of(path: str) -> Head | None:
         return None
 
 
-def _fill(job: Job) -> None:
+def _fill_and_seal(job: Job) -> None:
     with closing(job.open()) as appender:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
@@ -112,7 +112,7 @@ def _fill(job: Job) -> None:
             with shown.begin(presence.count, job.length) as progress, errors_with(ending, job):
                 workers = crew_size(job)
                 if workers and appender.claims.can_lock:
-                    Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
+                    Crew(job, workers, appender, partial(_show_published, appender, presence, progress)).run()
                 else:
                     engine = engine_of(job)
                     if job.options.executor is not None:
@@ -138,7 +138,7 @@ def _fill(job: Job) -> None:
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
 
 
-def _look(appender: Appender, presence: Presence, progress: base.Progress) -> None:
+def _show_published(appender: Appender, presence: Presence, progress: base.Progress) -> None:
     """Show the samples that the workers of this fill, and others, have published."""
     before = appender.chain.cursor.offset
     if samples := presence.update():

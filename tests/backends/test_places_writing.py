@@ -165,7 +165,7 @@ def test_an_object_has_a_spool_of_its_own(memory):
     stores += [
         store_at("s3://b/k.zip", {"client_kwargs": {"endpoint_url": url}}) for url in ("http://a", "http://b")
     ]
-    assert len({store.stage().path for store in stores}) == len(stores)
+    assert len({store.spool().path for store in stores}) == len(stores)
     assert stores[0].path == azure("alice")
     assert store_at(azure("alice:secret"), {}).path == "abfss://account.dfs.core.windows.net/a.zip"
 
