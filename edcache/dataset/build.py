@@ -20,9 +20,9 @@ _MOST_PARENTS: Final = 16
 
 
 class Building:
-    """Building of a cache from its source, by options; a recipe of None compares nothing.
+    """Builds the cache of a source, by options, or opens the one that is there.
 
-    job: task of the fill.
+    recipe: of the source; None compares nothing. Attributes: job: task of the fill.
     """
 
     def __init__(

@@ -107,8 +107,8 @@ def _place_of(fn: Function) -> torch.device:
 def check_frozen(fn: Function) -> Function:
     """Return a function; OptionError if a module in training mode makes its results.
 
-    It may be the function itself, the owner of a method, an attribute of an object that is called, or in a closure or a
-    global variable that the function reads.
+    The module may be the function itself, the owner of a method, or an attribute of an object that is called; or it
+    stands in a closure or a global variable that the function reads.
     """
     bare = inspect.unwrap(fn)
     held: list[Any] = [fn, getattr(fn, "__self__", None)]
@@ -129,8 +129,8 @@ def check_frozen(fn: Function) -> Function:
 class OnDevice:
     """Function of batches on a device of this process.
 
-    fn: a module, which is moved there, or a function of the device that returns the function.
-    Attributes: device: may be set until the first batch. busy: seconds that the batches took which have arrived.
+    fn: a module, which is moved to the device; or a function that takes the device and returns the function.
+    Attributes: device: may be set until the first batch. busy: seconds of work for the batches that have arrived.
     """
 
     def __init__(self, fn: Function, device: torch.device) -> None:
@@ -144,15 +144,15 @@ class OnDevice:
         with torch.no_grad():
             if device.type != "cuda":
                 began = time.perf_counter()
-                made = taken(fn(_map_tensors(batch, lambda tensor: tensor.to(device))))
+                made = taken(fn(_copied_with(batch, lambda tensor: tensor.to(device))))
                 self.busy += time.perf_counter() - began
                 return lambda: made
             with torch.cuda.device(device):
                 begun, arrived = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 # From pinned memory: else the copy would wait for the batch before.
-                batch = _map_tensors(batch, _pin)
+                batch = _copied_with(batch, _pin)
                 begun.record()
-                made = fn(_map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True)))
+                made = fn(_copied_with(batch, lambda tensor: tensor.to(device, non_blocking=True)))
                 # Into pinned memory, while the device goes on.
                 made = taken(made, non_blocking=True)
                 arrived.record()
@@ -238,7 +238,7 @@ class DeviceEngine(BatchEngine):
     def _tried(
         self, step: Callable[[list[int], Before], After], indices: list[int], given: Before
     ) -> After | None:
-        """Take a step of a batch. None if it raises, as a device may later: computed here, the batch raises again."""
+        """Take a step of a batch; None if it raises. The batch is then computed here, where it raises again."""
         try:
             with self.watch.begin(indices[0], len(indices)):
                 return step(indices, given)
@@ -304,7 +304,7 @@ class _Readers:
             self._pool = None
 
     def end(self, *, is_failed: bool) -> None:
-        """End the readers; after a failure the ones that read too."""
+        """End the readers: after the batch that each reads, or at once after a failure."""
         self._is_over.value = is_failed
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -342,7 +342,7 @@ def taken(made: Any, *, non_blocking: bool = False) -> Any:
 
     non_blocking: from a GPU the copies arrive later, before what it computes next.
     """
-    return _map_tensors(
+    return _copied_with(
         made,
         lambda tensor: (
             tensor.clone() if tensor.device.type == "cpu" else tensor.to("cpu", non_blocking=non_blocking)
@@ -350,16 +350,16 @@ def taken(made: Any, *, non_blocking: bool = False) -> Any:
     )
 
 
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _copied_with(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Copy a tree of dicts, lists, tuples and arrays with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, np.ndarray | bytearray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: _map_tensors(item, change) for key, item in value.items()}
+        return {key: _copied_with(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(item, change) for item in value))
+        return type(value)(*(_copied_with(item, change) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(_map_tensors(item, change) for item in value)
+        return type(value)(_copied_with(item, change) for item in value)
     return value

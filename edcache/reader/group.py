@@ -100,12 +100,12 @@ class Group:
 
     Args:
         records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], the samples, for `records.sizes` and for the names of records in `archive`.
+        rows: int64 [n], numbers of the records, by which `records.sizes` and `archive` know them.
         fields: to read of each; None for all.
         check: checks the records of a slice; None if all were checked.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
-        places: int64 [n], start of each record in units of 8 bytes.
+        window_rows: int64 [n], the row of each record in a window of `records`: its start in units of 8 bytes.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ _MOST_REPLACED: Final = 20
 
 
 def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something, and again while another process replaces the archive, unless it `is_done` then."""
+    """Call `run`; if another process replaces the archive meanwhile, call it again, unless `is_done` says True."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()
@@ -188,8 +188,9 @@ class Appender:
     def recover(self) -> None:
         """Read the chain, and mend what a crash left of the file. The append lock is held.
 
-        A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
-        boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
+        A kill leaves a torn tail. A power cut may take any bytes that were not synced: so if the machine was started
+        since, all entries are read that are not durable. Damaged ones are cut off, or count no more. Each sound sample
+        is kept.
         """
         self._recover()
         self._was_reordered = self.chain.is_reordered
@@ -343,7 +344,7 @@ class Appender:
         return pa.schema([(name, known.get(name, pa.null())) for name in names])
 
     def first_lost(self) -> int | None:
-        """Return the first sample without a record that the archive had before a power cut; None if it had none.
+        """Return the first sample without a record; None if all have one, or if no power cut took any.
 
         Cost: reads the rows, if a power cut took something since the last seal.
         """

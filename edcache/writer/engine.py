@@ -58,7 +58,9 @@ _WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process.
+    """Told by the loop and its engine which samples this process computes; here it does nothing with that.
+
+    In a worker it tells the parent process, and lets signals end a sample (writer/worker.py).
 
     >>> with watch.begin(index, 1):  # raises an error that ends the fill, if a signal ends this process meanwhile
     ...     sample = source[index]
@@ -93,12 +95,15 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
         """Begin to compute samples."""
 
     def ended(self, running: deque[Pending]) -> list[Pending]:
-        """Take out of the batches that run the ones whose results are there, or are to be waited for; perhaps none."""
+        """Take out of `running` the batches whose results are to be added next: the oldest one, by default.
+
+        An empty list: none is due yet.
+        """
         return [running.popleft()]
 
 
 class Here(BatchEngine):
-    """Engine of this process: code of the source alone, by `source[index]` or by one call for a batch."""
+    """Engine of this process, which calls the source: by `source[index]`, or once for a batch."""
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
         own_positions()
@@ -118,7 +123,7 @@ class Here(BatchEngine):
         return indices_in_root(self._job.source, indices)
 
     def is_suspect(self, indices: list[int]) -> bool:
-        """True if a batch with one of these has ended its process: they are to be computed one by one."""
+        """True if a batch that began with one of these indices has ended its process: they are computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
 
     def compute(
@@ -193,9 +198,9 @@ def samples_of(here: Here, indices: list[int], *, one_by_one: bool = False) -> I
 
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`.
+    """Compute a sample again, `least` times or more: first alone, then in a batch; see `recompute`.
 
-    stored: record; without one, what computing changes in the source is told.
+    stored: schema and record to compare with. Without them the result tells which state of the source has changed.
     """
     own_positions()
     if is_stream(job.source):

@@ -35,17 +35,17 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        job: how, `job.options` say. The source goes with every task of an executor.
+        job: the task; `job.options` say how. The source goes with every task of an executor.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             a process that has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take its archive.
         keyed: keys of the samples of the source, if it names them.
     Raises:
-        SourceError: the source raised, hung, or killed its workers; calling again continues there.
+        SourceError: the source raised, hung, or killed its workers; calling again continues there. Or workers end, and
+            no sample is to blame.
         StaleCacheError: the archive has another length than the source.
         CodecError, LabelError: a sample cannot be stored, or makes no label column.
         StorageError: the disk is full.
-        SourceError: workers end, and no sample is to blame.
 
     After any of these, everything computed before is published.
     """

@@ -250,6 +250,7 @@ class FillLoop:
             count = self._claims.claim(first, most)
             if count:
                 began = time.monotonic()
+                # Between two batches they are computed and added, so these are the seconds of the samples.
                 yield from self._batches_of(range(first, first + count))
                 seconds = max(time.monotonic() - began, 1e-6)
                 self._most = max(self._least, int(count * _RUN_SECONDS / seconds))
@@ -258,7 +259,7 @@ class FillLoop:
             position += max(1, count)
 
     def _batches_of(self, claims: range) -> list[list[int]]:
-        """Return the samples that are missing in claims that this process has just locked, in batches."""
+        """Take in claims that this process has just locked; return the samples that are missing in them, in batches."""
         self._held.append(claims)
         self._count_others()
         missing = self._presence.missing_in(claims.start, len(claims))
