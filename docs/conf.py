@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -21,7 +22,13 @@ copyright = author
 release = edcache.__version__
 html_title = f"edcache {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+]
 exclude_patterns = ["_build"]
 nitpicky = False
 
@@ -30,6 +37,7 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autosummary_generate = False  # the pages of api/ have the calls; api.md names them, with a first line each
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -66,8 +74,41 @@ def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- specification -->", text[text.index("\n```text") :])
 
 
+OPTIONS = {  # the text of each, as lines; several calls take an option, and their docstrings have its text
+    entry.lstrip().partition(":")[0]: entry.splitlines()
+    for kind in edcache.CacheOptions.__mro__
+    for entry in re.split(
+        r"\n(?=    \w)", inspect.cleandoc(kind.__doc__ or "").partition("Args:\n")[2].rstrip()
+    )
+    if entry
+}
+
+
+def with_each_option_once(*arguments: Any) -> None:
+    """Tell what an option does with CacheOptions alone, and of other calls only which options they take."""
+    *_, name, _, _, lines = arguments
+    if name == "edcache.CacheOptions":
+        others = [line for option in OPTIONS.values() if option[0] not in lines for line in option]
+        lines[:] = "\n".join(lines).rstrip().splitlines() + others
+        return
+    taken, kept, at, mark = [], [], 0, 0
+    while at < len(lines):
+        option = lines[at].lstrip().partition(":")[0]
+        if option in OPTIONS and lines[at : at + len(OPTIONS[option])] == OPTIONS[option]:
+            mark = mark or len(kept)
+            taken.append(f"`{option}`")
+            at += len(OPTIONS[option])
+        else:
+            kept.append(lines[at])
+            at += 1
+    if taken:
+        kept.insert(mark, f"        They are {', '.join(taken)}.")
+        lines[:] = kept
+
+
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
 _LITERAL = re.compile(r"(`+)(.+?)\1")
+_COLON = "\N{RATIO}"  # a colon of a Returns section, until napoleon is done: it takes what is before one for a type
 _MARKUP = re.compile(r"[*|`\\]|(?<=\w)_(?!\w)")
 
 
@@ -78,12 +119,12 @@ def as_restructured_text(*arguments: Any) -> None:
     literal, and no other character means anything.
     """
     lines, made = arguments[-1], []
-    in_paragraph = False
+    in_paragraph = in_returns = False
     for line in lines:
         text, indent = line.lstrip(), len(line) - len(line.lstrip())
         head = re.match(r"([A-Z][a-z]+)(?:, [a-z ]+)?:(?: |$)(.*)", text)
         if head and not indent and text.endswith(":") and head[1] in _SECTIONS:
-            in_paragraph = False
+            in_paragraph, in_returns = False, head[1] == "Returns"
             made += ["", f"{head[1]}:"]
         elif head and not indent and head[2]:
             in_paragraph = True
@@ -92,8 +133,17 @@ def as_restructured_text(*arguments: Any) -> None:
             made.append(_escaped(text))
         else:
             in_paragraph = False
+            in_returns = in_returns and indent > 0
+            text = text.replace(":", _COLON) if in_returns else text
             made.append(line if text.startswith((">>>", "...")) else line[:indent] + _escaped(text))
     lines[:] = made
+
+
+def as_napoleon_left_it(*arguments: Any) -> None:
+    """Give back colons, and lead from "these options" to their text."""
+    lines = arguments[-1]
+    link = "these :doc:`options </reference/api/options>`"
+    lines[:] = [line.replace(_COLON, ":").replace("these options", link) for line in lines]
 
 
 def _escaped(text: str) -> str:
@@ -128,6 +178,8 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", with_links_to_the_repository)
     app.connect("source-read", with_the_specification)
     app.connect("source-read", with_the_results)
+    app.connect("autodoc-process-docstring", with_each_option_once, priority=50)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", as_napoleon_left_it, priority=600)
     app.connect("sphinx-click-process-description", as_help)
     app.connect("sphinx-click-process-options", as_help_of_options)

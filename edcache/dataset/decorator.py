@@ -241,7 +241,7 @@ def cachable(
         on_stale: the reaction to an archive of other arguments, another version, or, if the function is run, another
             dataset. "error" raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning,
             but is "error" if samples would be added. "rebuild" builds it again. "ignore" uses it in silence, but is
-            "error" for other arguments and another version.
+            "error" for other arguments, other weights of a model and another version.
         keywords: these options.
     Returns:
         A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function itself, and

@@ -51,7 +51,7 @@ class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made from it
-    share; views of slices, take and repeat have none. Random choices depend on the seed alone, so they are
+    share; views of slices, take, repeat and shuffle have none. Random choices depend on the seed alone, so they are
     equal in every process and on every platform. An unknown label column raises UnknownLabelError; a column of lists
     LabelError. A missing value counts as a value of its own.
     """

@@ -65,7 +65,7 @@ def import_cache(
             arrays and torch tensors are read.
         order: for "monai": the names of the files, with or without ".pt", in the order of the samples.
         fingerprint: as for CachedDataset; by default the names, sizes and times of the old files.
-        keywords: as for CachedDataset; the label columns are by default the old cache's:
+        keywords: as for CachedDataset; the label columns are by default the old cache's.
     Returns:
         The CachedDataset over it. Samples that the old cache lacks are missing in it too, and keep their indices:
         `CachedDataset(source, path)` with the dataset that made the old cache computes them.

@@ -79,7 +79,8 @@ def test_every_sampler_is_told(name):
     assert f"\n{name} " in samplers.__doc__
     assert re.search(rf"samplers .*\b{name}\b", edcache.__doc__.partition("verify")[0], re.DOTALL)
     pages = ROOT / "docs" / "reference"
-    assert f"edcache.samplers.{name}\n" in (pages / "api.md").read_text(encoding="utf-8")
+    for page in ("api.md", "api/loaders.md"):
+        assert f"edcache.samplers.{name}\n" in (pages / page).read_text(encoding="utf-8")
     table = (pages / "labels.md").read_text(encoding="utf-8")
     assert f"`{name}(" in table or name == "Mixture"  # docs/howto/mix.md has it
 

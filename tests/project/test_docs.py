@@ -4,6 +4,8 @@ import ast
 import functools
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -156,20 +158,75 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
     assert [figure for figure in figures if figure not in results] == []
 
 
-def test_the_reference_has_every_public_name():
+def test_the_diagrams_are_what_their_script_draws():
+    drawn = runpy.run_path(str(ROOT / "docs" / "diagrams.py"))["drawn"]()
+    images = ROOT / "docs" / "images"
+    assert {f"{name}.svg" for name in drawn} == {file.name for file in images.glob("*.svg")}
+    assert [name for name, svg in drawn.items() if (images / f"{name}.svg").read_text() != svg] == []
+
+
+def test_the_reference_has_every_public_name_once():
+    overview = PAGES["docs/reference/api.md"]
+    documented = "".join(text for page, text in PAGES.items() if page.startswith("docs/reference/api/"))
+    in_full = re.findall(r"^\.\. (?:auto\w+|py:module):: (edcache\.[\w.]+)$", documented, re.MULTILINE)
+    assert len(in_full) == len(set(in_full))
     errors = dir(edcache.errors)  # of these, Sphinx finds all
-    reference = PAGES["docs/reference/api.md"]
-    assert [n for n in edcache.__all__ if n not in errors and f"edcache.{n}\n" not in reference] == []
+    names = {f"edcache.{name}" for name in edcache.__all__ if name not in errors}
+    assert names <= set(in_full)
+    in_one_line = re.findall(r"^   (edcache\.[\w.]+)$", overview, re.MULTILINE)
+    assert len(in_one_line) == len(set(in_one_line))
+    names |= {f"edcache.errors.{name}" for name in errors if name.endswith(("Error", "Warning"))}
+    modules = {"edcache.errors", "edcache.numpy", "edcache.samplers"}
+    assert names - modules <= set(in_one_line)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, which is built once."""
+    pytest.importorskip("furo")
+    folder = tmp_path_factory.mktemp("site") / "html"
+    options = ["--fail-on-warning", "--quiet"]
+    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
 
 
 @pytest.mark.full
-def test_the_site_builds_without_a_warning(tmp_path):
-    pytest.importorskip("furo")
-    options = ["--fail-on-warning", "--quiet"]
-    command = [sys.executable, "-m", "sphinx", *options, ROOT / "docs", tmp_path / "html"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "html" / "quickstart.html").exists()
+def test_the_site_builds_without_a_warning(site):
+    assert (site / "quickstart.html").exists()
+
+
+@pytest.mark.full
+def test_the_site_tells_each_option_once(site):
+    pages = {
+        page.stem: page.read_text(encoding="utf-8") for page in (site / "reference" / "api").glob("*.html")
+    }
+    for option in edcache.CacheOptions.names():
+        assert pages["options"].count(f"<strong>{option}</strong> -- ") == 1, option
+    for option in ("executor", "on_error", "sync", "verify"):  # no other call has a parameter of this name
+        assert [page for page, text in pages.items() if f"<strong>{option}</strong> -- " in text] == [
+            "options"
+        ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("query", "page"),
+    [
+        ("delete cache disk", "howto/caches"),
+        ("slow dataloader", "tuning"),
+        ("resume killed", "howto/resume"),
+        ("stale", "howto/stale"),
+        ("filter by label", "howto/views"),
+        ("out of memory", "tuning"),
+    ],
+)
+def test_the_search_of_the_site_finds_a_page(site, query, page):
+    node = shutil.which("node") or pytest.skip("node is not installed; it runs the search of the site")
+    command = [node, ROOT / "tests" / "project" / "search.js", site, query]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert page in found[:5]
 
 
 LLMS = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
