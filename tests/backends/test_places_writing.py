@@ -17,7 +17,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.remote.store import Spool
+from edcache.backends.remote.store import ObjectSpool
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -315,8 +315,8 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 SENDING = """
 import sys
 from edcache.writer import store_at
-from edcache.backends.remote.store import Spool
-Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"}).url).finish()
+from edcache.backends.remote.store import ObjectSpool
+ObjectSpool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"}).url).finish()
 """
 
 
@@ -324,7 +324,7 @@ Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": 
 def test_an_upload_that_is_killed_is_made_again(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"
-    spooled = Spool(store_at(url, options).url)
+    spooled = ObjectSpool(store_at(url, options).url)
     spool.mkdir()
     data = np.random.default_rng(0).bytes(128 << 20)
     with open(spooled.path, "wb") as file:
