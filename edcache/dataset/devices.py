@@ -70,7 +70,7 @@ _source: BatchSource  # of a process that reads
 def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
     """Return the devices of `map(devices=)`; none if the function computes where it is called.
 
-    Raises: OptionError, one is no device, or is not here; or as `check_frozen`, of a function that is made already.
+    Raises: OptionError, one is no device, or is not here; as `check_frozen`, unless fn makes the function on a device.
     """
     if asked is None or isinstance(fn, torch.nn.Module):
         check_frozen(fn)

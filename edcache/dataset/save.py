@@ -200,9 +200,9 @@ class StoredRecords:
             )
 
     def archive_at(self, target: str) -> Session | None:
-        """Return the session of the archive at the target, if this is saved over itself; None if another file is there.
+        """Return the session of the archive at the target if the view is of that archive, which it replaces; else None.
 
-        Raises: OptionError, the view lacks samples of that archive, or has another order.
+        Raises: OptionError, the view lacks samples of the archive, or has another order.
         """
         if not storage.exists(target):
             return None

@@ -159,10 +159,11 @@ class Appender:
         begins_anew: Callable[[Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
-        """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
+        """Open an archive, or make one with `head`; if two processes make it at once, it has the head of one.
 
-        mode: as of `File.open`. begins_anew: returns True if an archive with this head gives way to a new one, if
-            its first fill failed before its first sample and no process writes it.
+        mode: as of `File.open`.
+        begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
+            first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
         """
         name = os.fspath(path)

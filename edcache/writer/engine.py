@@ -165,9 +165,9 @@ class Here(BatchEngine):
 
 
 def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngine:
-    """Return the engine of one process of a fill: the source's own, if it has one, else this process.
+    """Return the engine of one process of a fill: the source's own, if it has one, else `Here`.
 
-    slot: of the process among its crew.
+    slot: number of the process in its crew, by which the source chooses a device.
     """
     here = Here(job, watch)
     own = getattr(root_of(job.source), "__edcache_engine__", None)

@@ -176,7 +176,7 @@ class FillLoop:
                         with self._watch.begin(-1, 0):
                             self._claims.wait(first)
                         self._watch.end()
-                        self._compute(iter(self._batches_of(range(first, first + 1))))
+                        self._compute(iter(self._hold(range(first, first + 1))))
             finally:
                 self._watch.end()
                 try:
@@ -251,15 +251,15 @@ class FillLoop:
             if count:
                 began = time.monotonic()
                 # Between two batches they are computed and added, so these are the seconds of the samples.
-                yield from self._batches_of(range(first, first + count))
+                yield from self._hold(range(first, first + count))
                 seconds = max(time.monotonic() - began, 1e-6)
                 self._most = max(self._least, int(count * _RUN_SECONDS / seconds))
             else:
                 of_others.append(first)
             position += max(1, count)
 
-    def _batches_of(self, claims: range) -> list[list[int]]:
-        """Take in claims that this process has just locked; return the samples that are missing in them, in batches."""
+    def _hold(self, claims: range) -> list[list[int]]:
+        """Hold claims that this process has just locked; return the samples that are missing in them, in batches."""
         self._held.append(claims)
         self._count_others()
         missing = self._presence.missing_in(claims.start, len(claims))
