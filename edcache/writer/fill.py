@@ -4,7 +4,7 @@ fill                  with a first sample for a new archive (spot.py); then by t
     fill_stream         a source that can only be iterated (stream.py)
     fill_keyed          a source with keys (refill.py); it has the new samples filled by `_fill_and_seal`
     _fill_and_seal      any other source
-_fill_and_seal        looks what is missing (`loop.Presence`), has it computed, and seals the archive:
+_fill_and_seal        looks for missing samples (`loop.Presence`), has them computed, and seals the archive:
     Crew.run            by worker processes, each with a loop of its own (crew.py)
     FillLoop.run        by this process with an engine: itself, an executor or a device (loop.py, engine.py)
 """
