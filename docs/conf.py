@@ -44,7 +44,7 @@ napoleon_numpy_docstring = False
 pygments_dark_style = "github-dark"
 
 html_theme = "furo"
-html_extra_path = ["llms.txt"]
+html_extra_path = ["llms.txt", "skills"]
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 html_show_copyright = False
 html_copy_source = False

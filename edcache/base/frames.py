@@ -1,7 +1,8 @@
 """Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
 
-The frames between a public call and an error of ours say nothing that its text does not. The frames of an error of the
-user's code, the `__cause__` of ours, all stay, and so do the ones of an error that is not ours, which is a bug.
+The frames between a public call and an error of ours say nothing that its text does not. If the public call runs code
+of the user, such as a source, which makes a wrong call itself, the frames from that code on stay. So do all frames of
+an error of the user's code, the `__cause__` of ours, and of an error that is not ours, which is a bug.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sysconfig
 import threading
 import warnings
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from edcache.base.errors import EdcacheError
@@ -55,7 +56,10 @@ def is_debugging() -> bool:
 
 
 def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: the traceback of an error of ours ends in it. EDCACHE_DEBUG=1 keeps all frames."""
+    """Decorate a public function: an error of ours shows no frames between it and the user's code that it runs.
+
+    EDCACHE_DEBUG=1 keeps all frames.
+    """
 
     @functools.wraps(function)
     def public(*args: P.args, **keywords: P.kwargs) -> Returned:
@@ -65,9 +69,16 @@ def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
             del args, keywords  # a traceback with locals would show credentials
             if is_debugging():
                 raise
-            raise error.with_traceback(None)  # noqa: B904 - it is the same error, with its cause
+            raise error.with_traceback(_of_user(error.__traceback__))  # noqa: B904 - the same error, with its cause
 
     return public
+
+
+def _of_user(frames: TracebackType | None) -> TracebackType | None:
+    """Cut the frames before the first one of the user's code, such as a source's."""
+    while frames is not None and _PASSED.match(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
 
 
 def _find_users_frame(frame: FrameType | None) -> FrameType | None:

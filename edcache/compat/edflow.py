@@ -27,7 +27,8 @@ class CachedDataset(edcache.dataset.CachedDataset):
         force_cache: True computes missing samples now; False at their first read.
         keep_existing: False, with force_cache, builds the archive anew.
         _legacy: without meaning: there is one layout.
-        options: as for `edcache.CachedDataset`: chunk_size (64), num_workers, progress, transform, ...
+        chunk_size: samples that are published together.
+        options: as for `edcache.CachedDataset`: num_workers, progress, transform, ...
     Raises: as `edcache.CachedDataset`; OptionError for a dataset without `root` and `name`.
     """
 
@@ -37,11 +38,12 @@ class CachedDataset(edcache.dataset.CachedDataset):
         force_cache: bool = False,
         keep_existing: bool = True,
         _legacy: bool = True,
+        chunk_size: int = 64,
         **options: Any,
     ) -> None:
         if dataset is not None:
             filling = {
-                "chunk_size": 64,
+                "chunk_size": chunk_size,
                 "grow": True,  # a zip of a killed run has the first samples alone
                 "lazy": not force_cache,
                 "keep_existing": keep_existing or not force_cache,

@@ -227,7 +227,7 @@ class CachedDataset(Samples[T_co]):
         return {"archive": archive, **self._archive.settings(), "columns": ["archive"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        is_needed = self._building is not None and not self.complete
+        is_needed = self._building is not None and not self._reader.complete
         return vars(self) if is_needed else vars(self) | {"_building": None}
 
     def info(self) -> dict[str, Any]:

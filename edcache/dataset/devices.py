@@ -31,7 +31,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
 
 from edcache import base
-from edcache.base import OptionError, PerProcess, shown
+from edcache.base import OptionError, PerProcess, SourceError, shown
 from edcache.dataset.loader import BatchThreads, pinned
 from edcache.identity import reached_from
 from edcache.reader import Memory, fresh
@@ -242,7 +242,9 @@ class DeviceEngine(BatchEngine):
         try:
             with self.watch.begin(indices[0], len(indices)):
                 return step(indices, given)
-        except Exception:  # noqa: BLE001 - computed here, the batch raises it again
+        except BaseException as error:  # of the user's code, which may raise SystemExit
+            if self._here.is_interrupt(error, indices):
+                raise
             return None
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
@@ -276,7 +278,8 @@ class _Readers:
             self._pool = self._start()
         pool, task = self._pool, here if self._source.gathers else partial(_read_there, indices)
         try:
-            return partial(self._read, pool, pool.submit(task))
+            with base.foreign_code(_refused):  # a process that is not forked gets the source pickled
+                return partial(self._read, pool, pool.submit(task))
         except BrokenExecutor:
             self._note_death(pool)
             return self.begin(indices)
@@ -310,6 +313,13 @@ class _Readers:
             self._pool.shutdown(cancel_futures=True)
 
 
+def _refused(error: Exception) -> Exception:
+    if isinstance(error, BrokenExecutor | OSError):
+        return error
+    text = f"the source cannot be sent to the processes that read it ahead: {error}; use num_workers=0"
+    return OptionError(text, option="num_workers")
+
+
 def _begin_reader(source: Any, count: int, is_over: Any) -> None:
     """Begin a process that reads. It ends with its parent, and has none of its parent's handlers of signals."""
     global _source
@@ -330,7 +340,11 @@ def _end_reader(is_over: Any) -> None:
 
 
 def _read_there(indices: list[int]) -> list[Bucket]:
-    return _source.read(indices)
+    try:
+        return _source.read(indices)
+    except BaseException as error:  # noqa: BLE001 - read by its parent, the batch raises it again
+        # Not the error itself: one that cannot be unpickled would end the pool.
+        raise SourceError(type(error).__name__) from None
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:

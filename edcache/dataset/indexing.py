@@ -60,7 +60,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def missing(self) -> Ints:
-        """Positions without a record: int64 [k], rising."""
+        """Positions without a record: int64 [k], rising. Of a lazy cache, also what other processes stored counts."""
         return self._reading.missing
 
     @property
@@ -155,9 +155,9 @@ class Readable(Dataset[T_co]):
     def complete(self) -> bool:
         """True if every archive is sealed, and each of its samples has a record or is recorded as absent for good.
 
-        A view has the answer of its dataset.
+        A view has the answer of its dataset. Of a lazy cache, also what other processes stored counts.
         """
-        return all(reader.complete for reader in self._reading.root.readers)
+        return self._reading.root.complete
 
     def close(self) -> None:
         """Publish pending samples of lazy caches, and close the archives, for all views of them; idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -14,16 +15,29 @@ import numpy as np
 
 from edcache import base, codec, format, identity, writer
 from edcache.base import (
+    ArchiveNotFoundError,
     CorruptRecordError,
     OptionError,
     SourceError,
     StaleCacheError,
+    StorageError,
     UnknownLabelError,
     WriteOptions,
     described,
     takes,
 )
-from edcache.format import KEY_COLUMN, Head, Key, KeyTable, Root, shown_key, stored_keys
+from edcache.format import (
+    KEY_COLUMN,
+    Chain,
+    ChunkTable,
+    Head,
+    Header,
+    Key,
+    KeyTable,
+    Root,
+    shown_key,
+    stored_keys,
+)
 from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
@@ -53,6 +67,9 @@ _SECONDS, _POLL_SECONDS = 3.0, 0.05
 # `begun`: path and key of each value that this thread computes.
 _of_thread = threading.local()
 
+# What a system says of a file or a folder that this process may read and not write.
+_UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
 # A value has no label beside its key, and each call stores its chunk.
 _REFUSED: Final = ("in_memory_keys", "chunk_size")
 
@@ -72,6 +89,8 @@ class KeyedCache:
         keywords: these options.
     Raises:
         StaleCacheError: the archive has another fingerprint. OptionError: it is no value of JSON.
+        StorageError: in the call of a key without a value, 'kc.zip: "cat" has no value, and the file cannot be written
+            here: Permission denied; ...'. A file that cannot be written is opened to read by key.
 
     A key is text, bytes, an int or a tuple of these; all keys of an archive are of one type. A value is anything that a
     sample may be.
@@ -102,7 +121,18 @@ class KeyedCache:
         return self.__dict__ | {"_files": base.PerProcess[KeyedSession]()}
 
     def _session(self) -> KeyedSession:
-        return self._files.get(lambda: KeyedSession(self.path, self._options, self._made_by))
+        return self._files.get(self._opened)
+
+    def _opened(self) -> KeyedSession:
+        """Open the archive; one that is there and cannot be written is opened for reading alone."""
+        try:
+            return WritingSession(self.path, self._options, self._made_by)
+        except StorageError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            with suppress(ArchiveNotFoundError):  # then the first error tells why it cannot be made
+                return KeyedSession.reading(self.path, self._made_by, error)
+            raise
 
     def get_or_create(self, key: Any, create: Callable[[], V]) -> V:
         """Return the value of a key; if there is none, compute and store it, or wait for the process that does.
@@ -211,14 +241,142 @@ def _check_told(path: str, origin: Head, recipe: Recipe) -> Difference | None:
 
 
 class KeyedSession:
-    """Archive of a KeyedCache in one process.
+    """Archive of a KeyedCache in one process that may only read it; `WritingSession` adds values.
 
     Attributes: codec: of its records. asks: what has changed in the code that makes the values, and asks for a
         comparison of one of them; see `identity.compare`.
     """
 
+    def __init__(
+        self, path: str, recipe: Recipe, file: File, chain: Chain, refused: StorageError | None = None
+    ) -> None:
+        self._path, self._file, self._chain, self._refused = path, file, chain, refused
+        found = _check_told(path, chain.origin, recipe)
+        self.codec = chain.head.codec
+        self.asks = [] if found is None else [*found.code, *found.asks]
+        self._turn = threading.RLock()
+        self._root: Root | None = None
+        self._table: KeyTable | None = None
+        self._behind: dict[Key, _Found] = {}
+        self._decoders: dict[str, Decoder] = {}
+        self._seen = 0
+        self._look()
+
+    @classmethod
+    def reading(cls, path: str, recipe: Recipe, refused: StorageError) -> KeyedSession:
+        """Open a file that cannot be written, as an error says."""
+        file = File.open(path, "r")
+        with base.on_error(file.close):
+            chain = Chain(*format.read_head(file.pread, path), path)
+            chain.extend(file.pread, file.size())
+            return cls(path, recipe, file, chain, refused)
+
+    def close(self, seal: bool) -> None:
+        """Close it. Raises: StorageError, it is to be sealed, and is not."""
+        self._file.close()
+        if seal and not self._chain.sealed:
+            raise self._unwritable("it is not sealed")
+
+    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+        """Raise StorageError: no value is added."""
+        raise self._unwritable(f"{shown_key(next(iter(given.values())))} has no value")
+
+    def _unwritable(self, lack: str) -> StorageError:
+        why = None if self._refused is None else self._refused.errno
+        error = StorageError(
+            f"{self._path}: {lack}, and the file cannot be written here: {os.strerror(why or 0)}; values that are "
+            "there can be read. Copy it to where you may write, to add others",
+            path=self._path,
+        )
+        error.errno = why
+        return error
+
+    def _table_of(self, header: Header) -> ChunkTable:
+        return format.read_table(self._file.pread, header, self._path)
+
+    def _look(self) -> None:
+        """Take in the values that were stored since, of all processes."""
+        chain = self._chain
+        chain.extend(self._file.pread, self._file.size())
+        root = chain.root
+        if root is not self._root and root is not None:
+            self._root, self._behind, self._seen = root, {}, 0
+            data = b"" if root.keys is None else self._file.pread(root.keys.offset, root.keys.nbytes)
+            crc, count = (0, 0) if root.keys is None else (root.keys.crc32, root.keys.items)
+            self._table = KeyTable(memoryview(data), crc, count, root.length, self._path)
+        for header in chain.behind:
+            if header.number <= self._seen:
+                continue
+            table = self._table_of(header)
+            columns = table.labels.column(KEY_COLUMN).to_pylist(), table.samples.tolist(), table.rows.tolist()
+            for key, sample, row in zip(*columns, strict=True):
+                self._behind[key] = sample, row, table.schemas[row[3]]
+            self._seen = header.number
+
+    def keys(self) -> list[Key]:
+        """Return the keys of all values, as they are stored."""
+        with self._turn:
+            self._look()
+            chain, file = self._chain, self._file
+            contents = format.Contents(chain, file.pread, self._table_of)
+            if not contents.length:
+                return []
+            return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
+
+    def find(self, keys: Sequence[Key]) -> list[_Found | None]:
+        """Find the values of keys; looks at other processes' new ones if some are missing."""
+        with self._turn:
+            found = [self._behind.get(key) for key in keys]
+            if None in found and self._table is not None:
+                samples = self._table.find(format.key_hashes(keys)).tolist()
+                pairs = zip(found, samples, strict=True)
+                found = [
+                    self._of_root(sample) if one is None and sample >= 0 else one for one, sample in pairs
+                ]
+            if None in found:
+                before = self._chain.cursor
+                self._look()
+                if self._chain.cursor != before:
+                    return self.find(keys)
+            return found
+
+    def _of_root(self, sample: int) -> _Found:
+        assert self._root is not None
+        index = self._root.index.offset
+        data = self._file.pread(index + sample * format.ROW.itemsize, format.ROW.itemsize)
+        salt = format.salt(self._chain.head.uuid, index)
+        (row,) = format.bound(np.array([sample]), np.frombuffer(data, format.ROW), salt).tolist()
+        return sample, row, self._root.schemas[row[3]]
+
+    def read(self, found: _Found) -> Any:
+        """Decode a value. Raises: CorruptRecordError, it is damaged."""
+        record, schema = self.record(found)
+        return self._decoders[schema].decode(record, copy=True)
+
+    def record(self, found: _Found) -> tuple[memoryview, str]:
+        """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
+        sample, (offset, nbytes, crc, _, flags), schema = found
+        behind = int(format.behind_nbytes(nbytes))
+        data = memoryview(self._file.pread(offset, nbytes + behind))
+        if not format.fits(crc, nbytes, data):
+            raise CorruptRecordError(
+                f"{self._path}: record {sample} at offset {offset:,} fails its crc32",
+                path=self._path,
+                index=sample,
+            )
+        with format.reported(f"{self._path}: record {sample}", self._path):
+            format.check_flags(flags)
+            if schema not in self._decoders:
+                allows = self._chain.head.codec == "pickle"
+                self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
+        record = data[:nbytes]
+        return memoryview(codec.decompress(record)) if flags & format.COMPRESSED else record, schema
+
+
+class WritingSession(KeyedSession):
+    """Archive of a KeyedCache in one process that reads and adds values."""
+
     def __init__(self, path: str, options: WriteOptions, recipe: Recipe) -> None:
-        self._path = path
         self._adding: list[Any] = []  # keys of the samples that are being added
         spec = LabelSpec({KEY_COLUMN: OfIndex(self._adding)})
         head = writer.new_head(
@@ -229,22 +387,13 @@ class KeyedSession:
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
-            found = _check_told(path, self._appender.chain.origin, recipe)
-            self.codec = self._appender.head.codec
-            self.asks = [] if found is None else [*found.code, *found.asks]
+            super().__init__(path, recipe, self._appender.file, self._appender.chain)
             spec = writer.adopt_labels(self._appender.head, spec, path)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(
                 self._appender.head, path, spec, label_schema=self._appender.label_schema()
             )
-            self._turn = threading.RLock()
             self._claims = _Claims(self._appender.file)
-            self._root: Root | None = None
-            self._table: KeyTable | None = None
-            self._behind: dict[Key, _Found] = {}
-            self._decoders: dict[str, Decoder] = {}
-            self._seen = 0
-            self._look()
 
     def close(self, seal: bool) -> None:
         """Close it, and seal it: if told to, or if that pays and no other process has it open."""
@@ -266,82 +415,8 @@ class KeyedSession:
         return chain.root is None or len(chain.behind) >= least
 
     def _look(self) -> None:
-        """Take in the values that were stored since, of all processes."""
-        self._appender.catch_up()
-        chain = self._appender.chain
-        root = chain.root
-        if root is not self._root and root is not None:
-            self._root, self._behind, self._seen = root, {}, 0
-            data = b"" if root.keys is None else self._appender.file.pread(root.keys.offset, root.keys.nbytes)
-            crc, count = (0, 0) if root.keys is None else (root.keys.crc32, root.keys.items)
-            self._table = KeyTable(memoryview(data), crc, count, root.length, self._path)
-        for header in chain.behind:
-            if header.number <= self._seen:
-                continue
-            table = self._appender.table(header)
-            columns = table.labels.column(KEY_COLUMN).to_pylist(), table.samples.tolist(), table.rows.tolist()
-            for key, sample, row in zip(*columns, strict=True):
-                self._behind[key] = sample, row, table.schemas[row[3]]
-            self._seen = header.number
-
-    def keys(self) -> list[Key]:
-        """Return the keys of all values, as they are stored."""
-        with self._turn:
-            self._look()
-            chain, file = self._appender.chain, self._appender.file
-            contents = format.Contents(chain, file.pread, self._appender.table)
-            if not contents.length:
-                return []
-            return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
-
-    def find(self, keys: Sequence[Key]) -> list[_Found | None]:
-        """Find the values of keys; looks at other processes' new ones if some are missing."""
-        with self._turn:
-            found = [self._behind.get(key) for key in keys]
-            if None in found and self._table is not None:
-                samples = self._table.find(format.key_hashes(keys)).tolist()
-                pairs = zip(found, samples, strict=True)
-                found = [
-                    self._of_root(sample) if one is None and sample >= 0 else one for one, sample in pairs
-                ]
-            if None in found:
-                before = self._appender.chain.cursor
-                self._look()
-                if self._appender.chain.cursor != before:
-                    return self.find(keys)
-            return found
-
-    def _of_root(self, sample: int) -> _Found:
-        assert self._root is not None
-        index = self._root.index.offset
-        data = self._appender.file.pread(index + sample * format.ROW.itemsize, format.ROW.itemsize)
-        salt = format.salt(self._appender.head.uuid, index)
-        (row,) = format.bound(np.array([sample]), np.frombuffer(data, format.ROW), salt).tolist()
-        return sample, row, self._root.schemas[row[3]]
-
-    def read(self, found: _Found) -> Any:
-        """Decode a value. Raises: CorruptRecordError, it is damaged."""
-        record, schema = self.record(found)
-        return self._decoders[schema].decode(record, copy=True)
-
-    def record(self, found: _Found) -> tuple[memoryview, str]:
-        """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
-        sample, (offset, nbytes, crc, _, flags), schema = found
-        behind = int(format.behind_nbytes(nbytes))
-        data = memoryview(self._appender.file.pread(offset, nbytes + behind))
-        if not format.fits(crc, nbytes, data):
-            raise CorruptRecordError(
-                f"{self._path}: record {sample} at offset {offset:,} fails its crc32",
-                path=self._path,
-                index=sample,
-            )
-        with format.reported(f"{self._path}: record {sample}", self._path):
-            format.check_flags(flags)
-            if schema not in self._decoders:
-                allows = self._appender.head.codec == "pickle"
-                self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
-        record = data[:nbytes]
-        return memoryview(codec.decompress(record)) if flags & format.COMPRESSED else record, schema
+        self._appender.check_usable()
+        super()._look()
 
     def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute values, and store them; but none that another process has stored meanwhile.

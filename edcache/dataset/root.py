@@ -145,6 +145,11 @@ class SampleRoot:
             part.root.close()
 
     @property
+    def complete(self) -> bool:
+        """True if every archive underneath is complete."""
+        return all(part.root.complete for part in self.parts)
+
+    @property
     def missing(self) -> Ints:
         """Indices without a record in one of the parts: int64 [k], rising."""
         found = [(part.missing, own) for part, own in zip(self.parts, self.ranges, strict=True)]
@@ -226,6 +231,7 @@ class Archive(SampleRoot):
     def __repr__(self) -> str:
         path = self.path
         try:
+            self._look()
             session = self.reader.session
             names = base.printable(base.some_of(list(dict(session.label_columns))))
         except EdcacheError:  # a traceback may show a dataset that failed to open
@@ -267,6 +273,11 @@ class Archive(SampleRoot):
             self._labels = None
         return changed
 
+    def _look(self) -> None:
+        """Take in what other processes, such as workers of a DataLoader, have stored since in a lazy cache."""
+        if self.filler is not None and not self.reader.complete:
+            self.refresh()
+
     def close(self) -> None:
         """Publish pending samples of the filler, and close the archive."""
         if self.filler is not None:
@@ -275,8 +286,15 @@ class Archive(SampleRoot):
         self.reader.close()
 
     @property
+    def complete(self) -> bool:
+        """True if it is sealed, and every sample has a record or is recorded as absent for good."""
+        self._look()
+        return self.reader.complete
+
+    @property
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
+        self._look()
         return self.reader.session.index.missing()
 
     @property
@@ -462,13 +480,17 @@ class Reading:
 
     @property
     def errors(self) -> list[Failure]:
-        """Failures of samples, by position."""
+        """Failures of samples, by position; at each one of a sample that is there several times."""
         failures = self.root.errors
         if self.selection is None or not failures:
             return failures
-        indices = self.whole.array()
-        positions = {int(indices[position]): position for position in self.missing.tolist()}
-        return [replace(one, index=positions[one.index]) for one in failures if one.index in positions]
+        failed: dict[int, list[Failure]] = {}
+        for one in failures:
+            failed.setdefault(one.index, []).append(one)
+        absent = self.missing.tolist()
+        indices = self.whole.take(np.array(absent, np.int64)).tolist()
+        pairs = zip(absent, indices, strict=True)
+        return [replace(one, index=position) for position, index in pairs for one in failed.get(index, [])]
 
     # --- reading
 

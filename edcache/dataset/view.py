@@ -7,7 +7,7 @@ import operator
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -549,9 +549,11 @@ def _brief(value: object) -> str:
         return f"[{', '.join(map(_brief, value))}]"
     if isinstance(value, range) or (isinstance(value, str) and len(value) <= _MOST_TEXT):
         return repr(value)
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, str | int | float | np.generic):
         return base.shown(value)
-    return f"{type(value).__name__}[{len(value)}]" if isinstance(value, Sized) else type(value).__name__
+    # An array of no dimension has the method `__len__`, which raises TypeError.
+    kind, count = type(value).__name__, operator.length_hint(value, -1)
+    return kind if count < 0 else f"{kind}[{count}]"
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

@@ -25,6 +25,7 @@ def summary(archive: reader.Session) -> dict[str, Any]:
         "format_version": format.VERSION,
         "uuid": head.uuid.hex(),
         "sealed": archive.sealed,
+        "takes_values": head.takes_values,
         "samples": archive.length,
         "missing": archive.length - len(nbytes),
         "failed": len(index.failures),
@@ -52,7 +53,9 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{of['samples']:,}"
     yield "missing", f"{of['missing']:,}"
     yield "failed", f"{of['failed']:,}" if of["failed"] else None
-    yield "sealed", "yes" if of["sealed"] else "no: it is being filled, was not finished, or was cut"
+    is_open = "a KeyedCache, open for further values"
+    unsealed = is_open if of["takes_values"] else "it is being filled, was not finished, or was cut"
+    yield "sealed", "yes" if of["sealed"] else f"no: {unsealed}"
     yield "chunks", None if of["chunks"] is None else f"{of['chunks']:,}"
     torn = f", the last {of['torn_nbytes']:,} of an entry that is being written, or was cut"
     yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes{torn if of['torn_nbytes'] else ''})"

@@ -26,6 +26,7 @@ from edcache.format.entries import (
     parse_header,
     reported,
 )
+from edcache.format.key_table import KEY_COLUMN
 
 MAX_HEAD_NBYTES: Final = 1 << 20
 HEAD_NAME: Final = "edcache.json"
@@ -68,6 +69,11 @@ class Head:
     def keys_digest(self) -> str | None:
         """Digest of the keys and versions of the samples that an archive was filled for."""
         return (self.fingerprint or {}).get(KEYS_DIGEST)
+
+    @property
+    def takes_values(self) -> bool:
+        """True of a KeyedCache, to which values are added for ever: it has no length, and no label but the key."""
+        return self.length is None and self.fingerprint is not None and self.labels == ((KEY_COLUMN, None),)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `parsed_head` reads."""

@@ -52,6 +52,8 @@ class _Items(Dataset[Any]):
     def __init__(self, source: Any, names: list[str]) -> None:
         self.source, self.names = source, names
         self.in_memory_keys = getattr(source, "in_memory_keys", None)
+        # A ModeWrapper says whether its samples come with their context; a KDDataset leaves it to one later.
+        self._has_context = getattr(source, "return_ctx", True)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -59,7 +61,8 @@ class _Items(Dataset[Any]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         context: dict[str, Any] = {}  # items of one sample may share what they draw
         items = {name: getattr(self.source, f"getitem_{name}")(index, context) for name in self.names}
-        return {"index": index, **items}
+        kept = {"ctx": context} if context and self._has_context else {}
+        return {"index": index, **items, **kept}
 
 
 def is_table(source: Any) -> bool:

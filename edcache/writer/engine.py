@@ -126,6 +126,10 @@ class Here(BatchEngine):
         """True if a batch that began with one of these indices has ended its process: they are computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
 
+    def is_interrupt(self, error: BaseException, indices: list[int]) -> bool:
+        """True for an exception amid a batch that code of the user did not cause; see `writer/source.py`."""
+        return is_interrupt(error, self._job.index_in_source(indices[0]))
+
     def compute(
         self, indices: list[int], *, one_by_one: bool = False
     ) -> Iterator[tuple[list[int], MadeSamples]]:
@@ -148,7 +152,7 @@ class Here(BatchEngine):
                     made = [source[part[0]]] if ask is None else counted(ask(part), len(part))
             except BaseException as error:  # of the source, which may raise SystemExit
                 is_of_call = isinstance(error, OptionError) and error.option is not None
-                if is_of_call or is_interrupt(error, self._job.index_in_source(part[0])):
+                if is_of_call or self.is_interrupt(error, part):
                     raise
                 if ask is None:
                     made = refusal(error, part[0], self._job.path, source)

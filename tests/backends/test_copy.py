@@ -138,6 +138,19 @@ def test_what_cannot_be_copied_is_said(tmp_path, far, ssd):
     assert not list(ssd.glob("*.zip"))
 
 
+@pytest.mark.parametrize("part", [0, 0.5])
+def test_a_copy_that_was_cut_is_made_again(far, ssd, part):
+    make(far, 30)
+    copy_to_local(far, ssd)
+    whole = copied(ssd, far)
+    os.truncate(ssd / far.name, int(part * len(whole)))
+    copy_to_local(far, ssd)
+    assert copied(ssd, far) == whole == far.read_bytes()
+    (ssd / far.name).write_bytes(bytes(len(whole) // 2))
+    with pytest.raises(ArchiveExistsError, match="is not as it was copied"):
+        copy_to_local(far, ssd)
+
+
 def test_a_file_that_is_no_copy_is_not_overwritten(far, tmp_path, ssd):
     make(far, 30)
     ssd.mkdir()

@@ -374,7 +374,9 @@ def test_info_counts_the_bytes_of_a_cut_file_and_those_of_no_whole_entry(archive
 
 def test_info_as_json_has_stable_keys(archive, partial, tmp_path):
     said = report("info", archive)
-    keys = "path format_version uuid sealed samples missing failed chunks nbytes torn_nbytes memory"
+    keys = (
+        "path format_version uuid sealed takes_values samples missing failed chunks nbytes torn_nbytes memory"
+    )
     more = "record_nbytes codec compression labels schemas fingerprint"
     assert list(said) == [*keys.split(), *more.split()]
     nbytes = Reader(archive).rows["nbytes"]

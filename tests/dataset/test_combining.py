@@ -206,6 +206,28 @@ def test_a_damaged_record_is_named_whichever_archive_it_is_in(two):
             read()
 
 
+class Halved:
+    """Source of numbers, of which odd ones fail."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index % 2:
+            raise ValueError(f"{index} is odd")
+        return {"y": index}
+
+
+def test_a_sample_that_failed_is_told_at_each_of_its_positions(tmp_path):
+    ds = CachedDataset(Halved(), tmp_path / "a.zip", on_error="skip")
+    twice = ds[::-1].repeat(2)
+    for view in (twice, edcache.concat([twice])[:], edcache.concat([twice])[:3]):
+        told = [(failure.index, failure.message) for failure in view.errors]
+        wanted = [(0, "3 is odd"), (2, "1 is odd"), (4, "3 is odd"), (6, "1 is odd")]
+        assert told == [pair for pair in wanted if pair[0] < len(view)]
+        assert view.missing.tolist() == [index for index, _ in told]
+
+
 def test_what_is_appended_afterwards_is_not_part_of_it(tmp_path):
     path = tmp_path / "a.zip"
     writer = CacheWriter(path, in_memory_keys={"y": "y", "key": "y"}, chunk_size=1)

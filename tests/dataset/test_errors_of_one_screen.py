@@ -99,6 +99,34 @@ def test_the_frames_of_a_source_that_raises_stay(tmp_path: Path) -> None:
     assert sum(files_of(cause)) <= 2
 
 
+class Keyed(Squares):
+    def sample_keys(self) -> Any:
+        return CachedDataset.from_cache("absent.zip")
+
+
+def calls_wrongly(number: object) -> object:
+    return CachedDataset.from_cache("absent.zip").loader(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda at: CachedDataset(Keyed(), at / "b.zip"), "sample_keys"),
+        (lambda at: edcache.map(len, Squares(), at / "b.zip", key=calls_wrongly), "calls_wrongly"),
+        (lambda at: edcache.map(lambda batch: cached(at).loader(0), [1], at / "b.zip"), "<lambda>"),
+    ],
+)
+def test_the_frames_of_the_user_in_which_a_call_of_ours_is_wrong_stay(
+    call: Callable[[Path], object], name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        call(tmp_path)
+    # The first ones are of the test.
+    frames = traceback.extract_tb(raised.value.__traceback__)[2:]
+    assert [frame.name for frame in frames if not frame.filename.startswith(PACKAGE)] == [name]
+    assert len(frames) <= 3
+
+
 def test_debugging_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDCACHE_DEBUG", "1")
     with pytest.raises(SourceError) as raised:

@@ -1,6 +1,7 @@
 """`KeyedCache`: any number of threads and processes compute each value once, and what is stored stays."""
 
 import copy
+import errno
 import functools
 import multiprocessing
 import operator
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format
+from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format, memoize
 from edcache.dataset import keyed_cache
 from edcache.errors import (
     CodecError,
@@ -27,6 +28,7 @@ from edcache.errors import (
     LabelError,
     PartialArchiveWarning,
     StaleArchiveError,
+    StorageError,
     UnknownLabelError,
 )
 from tests.conformance import reference
@@ -248,6 +250,78 @@ def test_what_makes_the_values_identifies_them(path):
     for other in ({"model": "b"}, None, {"model": "a", "more": 1}):
         with pytest.raises(StaleCacheError):
             KeyedCache(path, fingerprint=other)
+
+
+class Unwritable(System):
+    """A file system that refuses to open for writing, as a read-only one does whoever asks."""
+
+    def open(self, path, flags, mode):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return super().open(path, flags, mode)
+
+
+@pytest.mark.parametrize("seals", [True, False])
+def test_a_file_that_cannot_be_written_is_read_by_key(path, seals):
+    cache = KeyedCache(path, fingerprint={"model": "a"})
+    cache.get_many(["a", "b"], lambda keys: [value(key) for key in keys])
+    if seals:
+        cache.close(seal=True)
+    before = path.read_bytes()
+    with replace_system(Unwritable()):
+        cache = KeyedCache(path, fingerprint={"model": "a"})
+        assert cache.get_many(["b", "a"], None)[0]["key"] == "b"
+        assert (cache.keys(), "c" in cache, cache.get("c", 5)) == (["a", "b"], False, 5)
+        with pytest.raises(StorageError) as raised:
+            cache.get_or_create("c", lambda: pytest.fail("it cannot be stored"))
+        assert str(raised.value) == (
+            f"{path}: 'c' has no value, and the file cannot be written here: Read-only file system; values that are "
+            "there can be read. Copy it to where you may write, to add others"
+        )
+        assert raised.value.errno == errno.EROFS
+        with pytest.raises(StaleCacheError):
+            KeyedCache(path, fingerprint={"model": "b"})
+        if seals:
+            cache.close(seal=True)
+        else:
+            with pytest.raises(StorageError, match="it is not sealed, and the file cannot be written here"):
+                cache.close(seal=True)
+    assert path.read_bytes() == before
+
+
+def test_values_of_another_process_are_read_where_none_can_be_added(path):
+    writing = KeyedCache(path)
+    with replace_system(Unwritable()):
+        reading = KeyedCache(path)
+    writing.get_or_create("a", lambda: 1)
+    assert reading["a"] == 1
+    writing.close(seal=True)
+    assert (reading["a"], reading.keys()) == (1, ["a"])
+
+
+def test_results_are_kept_where_none_can_be_added(path):
+    def squared(x):
+        return x * x
+
+    assert memoize(path)(squared)(3) == 9
+    memoize(path)(squared).cache.close()
+    with replace_system(Unwritable()):
+        there = memoize(path)(squared)
+        assert there(3) == 9
+        with pytest.raises(StorageError, match="has no value, and the file cannot be written here"):
+            there(4)
+
+
+def test_a_cache_that_is_not_sealed_is_open_for_further_values(path):
+    KeyedCache(path).get_or_create("a", lambda: 1)
+    done = subprocess.run([sys.executable, "-m", "edcache", "info", path], capture_output=True, text=True)
+    assert "sealed       no: a KeyedCache, open for further values\n" in done.stdout
+
+
+def test_a_cache_that_cannot_be_made_says_why(path):
+    with replace_system(Unwritable()), pytest.raises(StorageError, match="Read-only file system") as raised:
+        KeyedCache(path)
+    assert not isinstance(raised.value, FileNotFoundError)
 
 
 PLAIN = [

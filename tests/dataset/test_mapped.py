@@ -1,7 +1,9 @@
 """`map`: results of a function are stored as a loop over batches computes them, in any number of processes."""
 
 import functools
+import multiprocessing
 import os
+import pickle
 import random
 import re
 import signal
@@ -29,6 +31,7 @@ from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
 
 COUNT = 60
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Images(Dataset):
@@ -334,6 +337,49 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path, way):
         mapped(halves, Unreadable(), tmp_path / "m.zip", **WAYS[way])
 
 
+class Unlucky(Images):
+    """A source whose sample 11 raises what is no Exception, or what cannot be unpickled."""
+
+    def __init__(self, raised):
+        super().__init__()
+        self.raised = raised
+
+    def __getitem__(self, index):
+        if index == 11:
+            raise self.raised
+        return super().__getitem__(index)
+
+
+class OfTwo(Exception):
+    def __init__(self, file, reason):
+        super().__init__(f"{file} {reason}")
+
+
+RAISED = [SystemExit("number 11"), OfTwo("number 11", "is bad")]
+
+
+@a_batch_raises
+@pytest.mark.filterwarnings("error:a process that reads")
+@pytest.mark.parametrize("raised", RAISED, ids=repr)
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_a_source_raises_is_the_error_of_its_sample(tmp_path, way, raised):
+    ds = mapped(halves, Unlucky(raised), tmp_path / "m.zip", on_error="skip", **WAYS[way])
+    assert [(one.index, "number 11" in one.message) for one in ds.errors] == [(11, True)]
+    assert len(ds.missing) == 1
+
+
+@a_batch_raises
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exit_that_the_function_asks_for_is_the_error_of_its_sample(tmp_path, way):
+    def exits(batch):
+        if "image-11" in batch["name"]:
+            sys.exit("number 11")
+        return halves(batch)
+
+    ds = mapped(exits, Images(), tmp_path / "m.zip", on_error="skip", **WAYS[way])
+    assert [one.index for one in ds.errors] == ds.missing.tolist() == [11]
+
+
 class Deadly(Images):
     """A source whose sample 11 kills the process that reads it, unless the file `alive` exists."""
 
@@ -357,6 +403,15 @@ def test_a_reader_that_is_killed_loses_nothing(tmp_path, readers):
         ds = mapped(halves, Deadly(alive), tmp_path / "m.zip", devices="cpu", num_workers=readers)
     assert alive.exists()
     assert all(same(ds[index], {"half": half_of(index)}) for index in range(COUNT))
+
+
+def test_a_source_that_cannot_be_sent_to_readers_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", SPAWN)
+    source = Images()
+    source.made_here = lambda: None
+    with pytest.raises(OptionError, match="cannot be sent to the processes.* use num_workers=0") as raised:
+        mapped(halves, source, tmp_path / "m.zip", devices="cpu", num_workers=1)
+    assert isinstance(raised.value.__cause__, AttributeError | pickle.PicklingError)
 
 
 class Hanging(Images):

@@ -1,6 +1,7 @@
 """Classes of docs/howto/recipes.md do what the trainers that they are for do with them.
 
-The page runs in tests/project/test_docs.py; here are the second run, other processes, and calls that fail.
+The page runs twice in tests/project/test_docs.py. Here each recipe runs twice alone, in other processes, and with
+calls that fail. A library that is not installed has a stand-in with its documented signatures.
 """
 
 import itertools
@@ -9,6 +10,7 @@ import textwrap
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,13 +27,25 @@ from edcache.errors import StaleCacheError, UnknownLabelError
 PAGE = PAGES["docs/howto/recipes.md"]
 
 
-def of_recipe(title, *needed):
-    """Run the block of a recipe in this folder; returns its names. needed: titles of blocks that run before it."""
-    names = {"__name__": "recipes", "edcache": edcache, "np": np, "os": os, "torch": torch}
-    for heading in (*needed, title):
-        block = PIECE.search(PAGE, PAGE.index(f"## {heading}\n"))
-        exec(textwrap.dedent(block["code"]), names)
+def of_recipe(title, *needed, **given):
+    """Run the blocks of a recipe in this folder; returns its names.
+
+    needed: titles of recipes that run before it, up to their first block. given: names that its blocks take.
+    """
+    names = {"__name__": "recipes", "edcache": edcache, "np": np, "os": os, "torch": torch} | given
+    for heading in needed:
+        exec(textwrap.dedent(PIECE.search(PAGE, PAGE.index(f"## {heading}\n"))["code"]), names)
+    start = PAGE.index(f"## {title}\n")
+    end = PAGE.find("\n## ", start)
+    for block in PIECE.finditer(PAGE, start, len(PAGE) if end < 0 else end):
+        code = textwrap.dedent(block["code"] or block["hidden"])
+        exec(code.replace('devices="auto"', 'devices="cpu"'), names)  # of a machine without a GPU
     return SimpleNamespace(**names)
+
+
+def archives():
+    """The archives of this folder, by name."""
+    return {path.name: path.read_bytes() for path in Path().rglob("*.zip")}
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +53,35 @@ def folder(tmp_path, monkeypatch):
     """Where a block runs."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+ENCODERS = "Latents of images, embeddings of prompts"
+STATES = "Hidden states of a language model"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize(
+    ("title", "needed", "count"),
+    [
+        pytest.param(ENCODERS, (), 2, marks=needs("diffusers", "transformers")),
+        pytest.param(STATES, (ENCODERS,), 3, marks=needs("diffusers", "transformers")),
+        pytest.param(
+            "DreamBooth with prior images", (ENCODERS,), 3, marks=needs("diffusers", "transformers")
+        ),
+        pytest.param("MONAI", (), 1, marks=needs("monai")),
+        pytest.param("Hugging Face datasets", (), 2, marks=needs("datasets", "PIL")),
+        pytest.param("PyTorch Geometric", (), 1, marks=needs("torch_geometric")),
+        ("Frames of videos", (), 1),
+    ],
+)
+def test_a_second_run_opens_what_the_first_computed(title, needed, count):
+    """Archives are byte for byte as they were: one that was made again has another uuid."""
+    of_recipe(title, *needed)
+    first = archives()
+    assert len(first) == count
+    torch.manual_seed(np.random.default_rng().integers(1 << 30))  # as another process has it
+    of_recipe(title, *needed)
+    assert archives() == first
 
 
 class Asked:
@@ -50,9 +93,6 @@ class Asked:
     def __call__(self, batch):
         self._prompts += batch["prompt"]
         return self._function(batch)
-
-
-ENCODERS = "Latents of images, embeddings of prompts"
 
 
 class TestDiffusion:
@@ -80,6 +120,247 @@ class TestDiffusion:
             found = page.vae.encode(page.pictures[7]["image"][None]).latent_dist.mean[0]
         torch.testing.assert_close(page.latents[7]["latent"], found.bfloat16())
         assert str(edcache.changes(page.latents, more)).startswith("1 new: 'new.jpg'\n0 changed\n12 moved")
+
+
+@needs("diffusers", "transformers")
+def test_latents_of_dreambooth_are_drawn_by_the_mean_and_variance_of_each_pair():
+    page = of_recipe("DreamBooth with prior images", ENCODERS)
+    for kind in ("instance", "class"):
+        example, stored = page.examples[5], page.pairs[5]
+        with torch.no_grad():
+            found = page.vae.encode(example[f"{kind}_images"][None]).latent_dist
+            embeds = page.text_encoder(example[f"{kind}_prompt_ids"][None]).last_hidden_state[0]
+        read = page.DiagonalGaussianDistribution(stored[f"{kind}_latents"][None])
+        torch.testing.assert_close(read.mean, found.mean)
+        torch.testing.assert_close(read.std, found.std)
+        torch.testing.assert_close(stored[f"{kind}_embeds"], embeds)
+
+
+class DPOTrainer:
+    """What TRL 1.16 does with `precompute_ref_log_probs=True`: columns of the dataset, which its collator stacks."""
+
+    def __init__(self, train_dataset, args):
+        self.train_dataset = train_dataset
+        if args.precompute_ref_log_probs:
+            self.train_dataset = self._precompute_ref_logps(train_dataset, "train", 8)
+
+    def _precompute_ref_logps(self, dataset, name, batch_size):
+        raise AssertionError("computed again")
+
+
+@needs("transformers", "datasets")
+def test_reference_log_probabilities_are_those_of_a_padded_batch():
+    import datasets
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    given = {
+        "trl": SimpleNamespace(DPOTrainer=DPOTrainer),
+        "datasets": datasets,
+        "arguments": {"args": SimpleNamespace(precompute_ref_log_probs=True)},
+        "LlamaConfig": LlamaConfig,
+        "small": small,
+    }
+    title = "Log-probabilities of TRL's reference model"
+    page = of_recipe(title, **given)
+    first = archives()
+    page = of_recipe(title, **given)
+    assert archives() == first
+    assert isinstance(page.reference, LlamaForCausalLM)
+    for name in ("chosen", "rejected"):
+        pairs = [(one["prompt_ids"], one[f"{name}_ids"]) for one in page.preferences]
+        longest = max(len(prompt + ids) for prompt, ids in pairs)
+        padded, is_completion = (torch.zeros(len(pairs), longest, dtype=torch.long) for _ in range(2))
+        for k, (prompt, ids) in enumerate(pairs):
+            padded[k, : len(prompt + ids)] = torch.tensor(prompt + ids)
+            is_completion[k, len(prompt) : len(prompt + ids)] = 1
+        with torch.no_grad():
+            logits = page.reference(padded).logits[:, :-1]  # causal: padding behind changes nothing before
+        of_tokens = -torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), padded[:, 1:], reduction="none"
+        )
+        expected = (of_tokens * is_completion[:, 1:]).sum(1)
+        found = torch.tensor(page.trainer.train_dataset[f"ref_{name}_logps"])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert page.trainer.train_dataset[4]["chosen_ids"] == page.preferences[4]["chosen_ids"]
+
+
+class Timm:
+    """timm.create_model and timm.data, as its documentation has them."""
+
+    def __init__(self, seed=0):
+        self.data, self.seed = self, seed
+
+    def create_model(self, model_name, pretrained=False, num_classes=1000):
+        assert (pretrained, num_classes) == (True, 0)
+        torch.manual_seed(self.seed)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
+
+    def resolve_model_data_config(self, model):
+        return {"input_size": (3, 2, 2), "mean": (0.5,), "std": (2.0,)}
+
+    def create_transform(self, input_size, mean, std, is_training=False):
+        assert not is_training
+        return Normalize(mean, std)
+
+
+class Normalize:
+    def __init__(self, mean, std):
+        self.mean, self.std = mean, std
+
+    def __call__(self, image):
+        return (image - self.mean[0]) / self.std[0]
+
+
+def test_features_of_timm_are_those_of_its_backbone():
+    images = [(torch.full((3, 2, 2), float(i)), i % 3) for i in range(20)]
+    page = of_recipe("Features of timm", timm=Timm(), images=images)
+    first = archives()
+    page = of_recipe("Features of timm", timm=Timm(), images=images)
+    assert archives() == first
+    with torch.no_grad():
+        expected = page.backbone(torch.stack([(image - 0.5) / 2 for image, _ in images]))
+    torch.testing.assert_close(page.features.batch(range(20))["features"], expected)
+    assert page.features.batch([4, 2])["label"].tolist() == [1, 2]
+    with pytest.raises(StaleCacheError, match="weights|parameters|backbone|model"):
+        of_recipe("Features of timm", timm=Timm(seed=1), images=images)
+    images[3] = images[4]
+    with pytest.raises(StaleCacheError, match="images"):
+        of_recipe("Features of timm", timm=Timm(), images=images)
+
+
+@needs("monai")
+def test_volumes_have_what_the_whole_compose_makes():
+    from monai.data import Dataset
+
+    page = of_recipe("MONAI")
+    live = Dataset(page.items, page.before)
+    expected = [np.asarray(one["image"]) for one in live]
+    assert all(np.array_equal(np.asarray(page.volumes[k]["image"]), expected[k]) for k in range(20))
+    flipped = 0
+    for k in range(20):
+        found = np.asarray(page.train[k]["image"])
+        flipped += not np.array_equal(found, expected[k])
+        assert np.array_equal(np.sort(found, axis=None), np.sort(expected[k], axis=None))
+    assert page.cut == 1
+
+
+class KDDataset(torch.utils.data.Dataset):
+    """KappaData's base class: a method for each item in place of [index]."""
+
+    @property
+    def root_dataset(self):
+        return self
+
+    @property
+    def requires_propagate_ctx(self):
+        return False
+
+    def __getitem__(self, idx):
+        raise RuntimeError("use a ModeWrapper")
+
+    __getitem__.__module__ = "kappadata.datasets.kd_dataset"
+
+
+class ModeWrapper(KDDataset):
+    """KappaData's ModeWrapper: the items of `mode`, and with `return_ctx` what their methods put into ctx."""
+
+    def __init__(self, dataset, mode, return_ctx=False):
+        self.dataset, self.return_ctx = dataset, return_ctx
+        self._methods = [getattr(dataset, f"getitem_{item}") for item in mode.split(" ")]
+
+    @property
+    def root_dataset(self):
+        return self.dataset.root_dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, idx):
+        context = {} if self.return_ctx else None
+        items = tuple(method(idx, context) for method in self._methods)
+        return (items, context) if self.return_ctx else items
+
+
+class Flips(KDDataset):
+    """A KDDataset that tells in ctx what it did."""
+
+    def __len__(self):
+        return 10
+
+    def getitem_x(self, idx, ctx=None):
+        if ctx is not None:
+            ctx["is_flipped"] = idx % 2 == 1
+        return torch.arange(3) + idx
+
+    def getitem_class(self, idx, ctx=None):
+        return idx % 4
+
+
+def test_wrappers_of_kappadata_read_items_and_context_from_the_archive():
+    library = SimpleNamespace(KDDataset=KDDataset, ModeWrapper=ModeWrapper)
+    page = of_recipe("KappaData", kappadata=library, items=Flips())
+    first = archives()
+    page = of_recipe("KappaData", kappadata=library, items=Flips())
+    assert archives() == first
+    live = ModeWrapper(Flips(), "x class", return_ctx=True)
+    assert len(page.dataset) == len(live)
+    assert all(same(page.dataset[i], live[i]) for i in range(len(live)))
+    plain = ModeWrapper(page.dataset.dataset, "class x")
+    assert same(plain[3], (3, torch.arange(3) + 3))
+    assert plain.root_dataset is page.dataset.dataset
+
+
+@needs("datasets", "PIL")
+def test_images_of_hugging_face_are_stored_as_their_files():
+    page = of_recipe("Hugging Face datasets")
+    assert os.path.getsize("cache/hub.zip") < 20 * len(page.photo) < page.photos[0]["image"].nbytes
+    kept = edcache.CachedDataset.from_cache("cache/hub.zip", decode=None)
+    assert [one["image"].data == page.photo for one in kept] == [True] * 6
+    expected = page.photos[2]["image"].float().mean()
+    torch.testing.assert_close(page.train[2]["brightness"], expected)
+    assert page.train[3]["label"] == 1
+
+
+class LeRobotDataset:
+    """LeRobot's dataset: frames of cameras as float32 [3, height, width] from 0 to 1, beside the row's tensors."""
+
+    repo_id, revision = "lerobot/pusht", "v3.0"
+    meta = SimpleNamespace(camera_keys=["observation.images.top", "observation.images.wrist"])
+
+    def __init__(self):
+        self.decoded = []
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        self.decoded.append(i)
+        row = {"episode_index": i // 4, "frame_index": i % 4, "index": i}
+        frames = {
+            name: torch.full((3, 4, 4), (20 * i + k) / 255) for k, name in enumerate(self.meta.camera_keys)
+        }
+        tensors = {name: torch.tensor(value) for name, value in row.items()}
+        return {**frames, **tensors, "timestamp": torch.tensor(i % 4 / 10), "task": "push"}
+
+
+def test_samples_of_lerobot_are_decoded_once():
+    lerobot = LeRobotDataset()
+    page = of_recipe("Samples of LeRobot", lerobot=lerobot)
+    live = LeRobotDataset()
+    assert sorted(set(lerobot.decoded)) == list(range(12))
+    assert len(lerobot.decoded) <= 14  # a fill computes its first sample again, to see whether it repeats
+    assert [sorted(one) for one in page.frames] == [sorted(live[0])] * 12
+    for k in (0, 7, 11):
+        assert same({**page.frames[k], "task": None}, {**live[k], "task": None})
+    assert [one["index"].item() for one in page.first] == list(range(8))
+    first = archives()
+    again = LeRobotDataset()
+    of_recipe("Samples of LeRobot", lerobot=again)
+    assert (archives() == first, len(again.decoded) <= 1) == (True, True)
+    again.revision = "v3.1"
+    with pytest.raises(StaleCacheError, match="revision"):
+        of_recipe("Samples of LeRobot", lerobot=again)
 
 
 class Encoder:

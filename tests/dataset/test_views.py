@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+import torch
 from damage import flip_record
 from written import write, written
 
@@ -156,6 +157,8 @@ def test_repr_of_a_view_tells_each_call_that_made_it(whole: CachedDataset) -> No
     made = {
         whole.filter("y == 3", split=["train"]): ".filter('y == 3', split=['train'])",
         whole.filter(np.arange(len(whole)) < 3): ".filter(ndarray[24])",
+        whole.filter(y=torch.tensor(3)).filter(y=np.array(3)): ".filter(y=Tensor).filter(y=ndarray)",
+        whole.filter(y=[np.int64(3)]).take(np.int64(2)): ".filter(y=[3]).take(2)",
         whole.sort_by("score", descending=True).take(4): ".sort_by('score', descending=True).take(4)",
         whole.shuffle(7)[::2].repeat(3): ".shuffle(7)[::2].repeat(3)",
         whole.split(0.5, 0.5)[1]: ".split(0.5, 0.5)[1]",

@@ -23,6 +23,7 @@ from edcache.errors import (
     PartialArchiveWarning,
     StaleCacheError,
 )
+from edcache.reader import Reader
 
 EDFLOW_SCRIPT = """
     import os
@@ -160,6 +161,13 @@ def test_without_force_cache_samples_are_computed_when_they_are_asked_for(tmp_pa
         source, force_cache=True, keep_existing=False, chunk_size=3, spot_check=False
     ).complete
     assert len(source.computed) == 22
+
+
+def test_the_chunk_size_is_the_fifth_argument(tmp_path):
+    by_position = edflow.CachedDataset(Source(tmp_path / "a"), True, True, True, 4)
+    by_name = edflow.CachedDataset(Source(tmp_path / "b"), True, chunk_size=4)
+    of_default = edflow.CachedDataset(Source(tmp_path / "c"), True)
+    assert [Reader(ds.path).session.chunks for ds in (by_position, by_name, of_default)] == [3, 3, 1]
 
 
 def test_the_decorator_compares_arguments_and_takes_them_into_the_path(tmp_path):
@@ -330,9 +338,46 @@ class Wrapped(Items):
 @pytest.mark.parametrize("kind", [Items, Wrapped])
 def test_a_dataset_of_items_is_cached_by_its_items(tmp_path, kind):
     ds = edcache.CachedDataset(kind([2, 0, 1]), tmp_path / "k.zip", in_memory_keys=["class"], progress=False)
-    assert same(ds[1], {"index": 1, "class": 0, "x": torch.full((2,), 1), "y": 11})
+    assert same(ds[1], {"index": 1, "class": 0, "x": torch.full((2,), 1), "y": 11, "ctx": {"offset": 10}})
     assert ds.select("x", "y", "index", as_tuple=True)[-1][1:] == (12, 2)
     assert ds.labels["class"].tolist() == [2, 0, 1]
     assert edcache.CachedDataset(kind([2, 0, 1]), tmp_path / "k.zip").complete
     with pytest.raises(StaleCacheError):
         edcache.CachedDataset(kind([2, 0, 2]), tmp_path / "k.zip")
+
+
+class ModeWrapper(Wrapped):
+    """KappaData's wrapper, which finds the methods of its dataset."""
+
+    def __init__(self, dataset, mode, return_ctx=False):
+        self.dataset, self.mode, self.return_ctx = dataset, mode, return_ctx
+        self.root_dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_the_context_of_a_sample_is_kept_with_return_ctx(tmp_path, returns):
+    source = ModeWrapper(Items([2, 0, 1]), "x y", return_ctx=returns)
+    source.classes = source.dataset.classes
+    ds = edcache.CachedDataset(source, tmp_path / "k.zip", progress=False)
+    assert ("ctx" in ds[1]) == returns
+    assert ds.select("x", "y", as_tuple=True)[1][1] == 11
+    if returns:
+        assert ds.select("class", "ctx.offset", as_tuple=True)[2] == (1, 10)
+
+
+class Plain(Items):
+    """Items that share nothing."""
+
+    def getitem_x(self, idx, ctx=None):
+        return torch.full((2,), idx)
+
+    def getitem_y(self, idx, ctx=None):
+        return idx
+
+
+def test_a_context_in_which_nothing_was_put_is_no_field(tmp_path):
+    ds = edcache.CachedDataset(Plain([2, 0, 1]), tmp_path / "k.zip", progress=False)
+    assert sorted(ds[1]) == ["class", "index", "x", "y"]

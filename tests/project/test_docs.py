@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import inspect
 import os
 import re
 import runpy
@@ -16,6 +17,7 @@ import pytest
 from pages import PAGES, ROOT, comparable, printed, program
 
 import edcache
+from edcache.cli import main
 
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
 PROGRAMS_THERE = {
@@ -139,6 +141,20 @@ def test_a_page_runs_as_written(folder, page):
     assert not missing, output
 
 
+@pytest.mark.spread
+@pytest.mark.full
+@pytest.mark.parametrize("page", ["docs/howto/models.md", "docs/howto/recipes.md"])
+def test_a_second_run_of_a_page_opens_what_the_first_computed(folder, page):
+    def archives():
+        return {path: path.read_bytes() for path in (folder / "page").rglob("*.zip")}
+
+    run(folder, PROGRAMS[page])
+    first = archives()
+    assert first
+    run(folder, PROGRAMS[page])
+    assert archives() == first
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_link_to_a_file_leads_to_one(page):
     prose = re.sub(r"^(```+).*?^\1$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
@@ -229,17 +245,33 @@ def test_the_search_of_the_site_finds_a_page(site, query, page):
     assert page in found[:5]
 
 
-LLMS = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+CALLS = (edcache.CachedDataset, edcache.map, edcache.CachedDataset.with_transform)
+FOR_ASSISTANTS = ("docs/llms.txt", "docs/skills/edcache/SKILL.md")
 
 
-def test_llms_txt_names_what_exists():
-    for name in {*re.findall(r"\bedcache\.([\w.]*\w)", LLMS)}:
+@pytest.mark.parametrize("file", FOR_ASSISTANTS)
+def test_what_assistants_read_names_what_exists(file):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    for name in {*re.findall(r"\bedcache\.([\w.]*\w)", text)}:
         functools.reduce(getattr, name.split("."), edcache)
-    for name in {*re.findall(r"\b\w+(?:Error)\b", LLMS)} - {"KeyError"}:
+    errors = {*re.findall(r"\b\w+(?:Error)\b", text)} - {"KeyError"}
+    assert "StaleCacheError" in errors
+    for name in errors:
         assert hasattr(edcache.errors, name), name
-    for page in re.findall(r"\]\(([\w/-]+)\.html\)", LLMS):
+    for page in re.findall(r"\]\(([\w/-]+)\.html\)", text):
         assert (ROOT / "docs" / f"{page}.md").exists(), page
-    for block in re.findall(r"\n\n((?:    .*\n)+)", LLMS):
+    for block in re.findall(r"\n\n((?:    .*\n)+)", text):
         ast.parse(textwrap.dedent(block))
-    members = set(re.findall(r"\bds\.(\w+)", LLMS))
+    members = set(re.findall(r"\bds\.(\w+)", text))
+    assert members
     assert all(hasattr(edcache.CachedDataset, name) for name in members)
+    for command in re.findall(r"`edcache ([a-z]+)", text):
+        assert command in main.commands, command
+    for option in re.findall(r"`(\w+)=\w", text):
+        assert any(option in inspect.signature(call).parameters for call in CALLS), option
+
+
+def test_the_skill_begins_with_its_name_and_when_to_use_it():
+    lines = (ROOT / "docs/skills/edcache/SKILL.md").read_text(encoding="utf-8").splitlines()
+    assert (lines[0], lines[1], lines[3], len(lines) < 120) == ("---", "name: edcache", "---", True)
+    assert 100 < len(lines[2].removeprefix("description: ")) < 1024

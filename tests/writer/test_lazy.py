@@ -88,6 +88,21 @@ def test_workers_of_a_data_loader_fill_it_together(path, log):
     assert CachedDataset.from_cache(path).complete
 
 
+def test_what_its_workers_stored_is_told_without_a_refresh(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
+    odd = ds[1::2]
+    for _ in DataLoader(odd, batch_size=5, num_workers=2):
+        pass
+    assert ds.missing.tolist() == list(range(0, 40, 2))
+    assert (len(odd.missing), ds.complete, odd.complete) == (0, False, False)
+    assert "20 missing" in repr(ds)
+    for _ in DataLoader(ds, batch_size=5, num_workers=2):
+        pass
+    assert odd.complete
+    assert ds.missing.tolist() == []
+    assert "missing" not in repr(ds)
+
+
 def test_workers_that_stay_keep_an_open_chunk_each_until_they_end(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
     loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=True)

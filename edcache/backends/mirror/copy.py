@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edcache import storage
 from edcache.backends.mirror import sidecar
@@ -21,6 +21,8 @@ from edcache.storage import ByteSource, File, Location, local_path, located
 from edcache.writer import PARTIAL, note_use
 
 logger = logging.getLogger("edcache")
+
+_PIECE_NBYTES: Final = 1 << 24
 
 
 class Copied(NamedTuple):
@@ -62,7 +64,7 @@ def copy_to_local(
 
     The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
     copy of a killed process. If several processes call it at the same time, one copies and the others wait.
-    If the remote archive has changed (size, time or inode), the old copy is deleted, and another one made.
+    If the remote archive has changed (size, time or inode), or the copy was cut, another copy takes its place.
     Open readers keep the old copy.
     Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
     look at each file.
@@ -112,7 +114,7 @@ def copy_from(
             f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
         )
     with sidecar.locked_side(copy):
-        _check_replaceable(copy, state)
+        _check_replaceable(copy, state, origin)
         if not state.is_like(whole_note(copy)):
             _check_room(copy, state.nbytes)
     with sidecar.locked_copy(copy, state) as side:
@@ -147,12 +149,15 @@ def _check_room(copy: str, nbytes: int) -> None:
         raise error
 
 
-def _check_replaceable(copy: str, state: Note) -> None:
-    """Raise ArchiveExistsError if a file is at the path of a copy, and is not an earlier state of it."""
+def _check_replaceable(copy: str, state: Note, origin: ByteSource) -> None:
+    """Raise ArchiveExistsError if a file is at the path of a copy, and is not an earlier state of it.
+
+    A file that was cut gives way too: all that it has is in the origin.
+    """
     stamp, note = stamp_of(copy), sidecar.note_of(copy)
     if stamp is None:
         return
-    if note is None or note.stamp != stamp:
+    if note is None or (note.stamp != stamp and not _begins(copy, origin)):
         of = "" if note is None else f" from {note.origin}"
         raise ArchiveExistsError(
             f"{copy}: exists already, and is not as it was copied{of}; give another path, or delete it",
@@ -163,3 +168,12 @@ def _check_replaceable(copy: str, state: Note) -> None:
             f"{copy}: a copy of another archive, {note.origin}; give {state.origin} another path or folder",
             path=copy,
         )
+
+
+def _begins(copy: str, origin: ByteSource) -> bool:
+    """True if a file is shorter than the origin, and has its first bytes; reads as much of both."""
+    with closing(File.open(copy, "r")) as file:
+        nbytes = file.size()
+        pieces = [(at, min(_PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, _PIECE_NBYTES)]
+        is_cut = nbytes < origin.size()
+        return is_cut and all(file.read_many([one]) == origin.read_many([one]) for one in pieces)
