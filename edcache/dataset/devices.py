@@ -307,7 +307,7 @@ class _Readers:
             self._pool = None
 
     def end(self, *, is_failed: bool) -> None:
-        """End the readers: after the batch that each reads, or at once after a failure."""
+        """End the readers when they have read their batches; processes at once after a failure."""
         self._is_over.value = is_failed
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
