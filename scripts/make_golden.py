@@ -35,7 +35,7 @@ from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
 from edcache.writer.builder import ChunkBuilder  # noqa: E402
 from edcache.writer.chunk import Chunk  # noqa: E402
-from edcache.writer.group import EntryGroup, linked  # noqa: E402
+from edcache.writer.entry_group import EntryGroup, linked  # noqa: E402
 from edcache.writer.seal import Order, seal  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}

@@ -5,6 +5,7 @@ from .compression import compressor as compressor
 from .compression import content_nbytes as content_nbytes
 from .compression import decompress as decompress
 from .compression import decompress_into as decompress_into
+from .containers import walk_leaves as walk_leaves
 from .decoder import Decoder as Decoder
 from .decoder import Decoders as Decoders
 from .decoder import aliased as aliased
@@ -21,7 +22,6 @@ from .images import ImageFile as ImageFile
 from .images import decode_in as decode_in
 from .images import decoded_together as decoded_together
 from .images import format_of as format_of
-from .images import leaves_of as leaves_of
 from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .plan import FlatPlan as FlatPlan
 from .schema import Node as Node

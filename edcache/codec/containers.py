@@ -1,4 +1,4 @@
-"""Containers: a value to its children and their keys in a schema, and back."""
+"""Containers: a value to its children and their keys in a schema, and back; a walk over the leaves of a value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, foreign_code
@@ -202,3 +202,26 @@ CONTAINERS: dict[str, ContainerKind] = {
 }
 OPAQUE = frozenset({"object"})
 """Containers that are one value to a reader: their children have no names."""
+
+
+def children_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """List (key, value) of the children of a dict, dataclass, list or tuple; None for another value."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if (fields := dataclass_fields(type(value))) is not None:
+        return [(name, getattr(value, name)) for name in fields]
+    if (fields := namedtuple_fields(type(value))) is not None:
+        return list(zip(fields, value, strict=True))
+    return list(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
+def walk_leaves(
+    value: Any, is_leaf: Callable[[Any, int], bool], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the leaves of a tree with their paths; `is_leaf(value, depth)` makes a container one leaf."""
+    children = None if is_leaf(value, len(path)) else children_of(value)
+    if children is None:
+        yield path, value
+        return
+    for key, child in children:
+        yield from walk_leaves(child, is_leaf, (*path, key))

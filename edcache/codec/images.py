@@ -23,7 +23,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -38,7 +38,6 @@ from edcache.base import (
     check_choice,
     shown,
 )
-from edcache.codec.classes import dataclass_fields, namedtuple_fields
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -263,29 +262,6 @@ def file_bytes(image: ImageFile) -> bytes:
 def revived(data: Any, decoding: Decoding) -> Any:
     """Decode a field from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
     return ImageFile(bytes(data), decoding) if decoding.form is None else _decode_file(data, decoding)
-
-
-def children_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """List (key, value) of the children of a dict, dataclass, list or tuple; None for another value."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if (fields := dataclass_fields(type(value))) is not None:
-        return [(name, getattr(value, name)) for name in fields]
-    if (fields := namedtuple_fields(type(value))) is not None:
-        return list(zip(fields, value, strict=True))
-    return list(enumerate(value)) if isinstance(value, list | tuple) else None
-
-
-def leaves_of(
-    value: Any, is_leaf: Callable[[Any, int], bool], path: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the leaves of a tree with their paths; `is_leaf(value, depth)` makes a container one leaf."""
-    children = None if is_leaf(value, len(path)) else children_of(value)
-    if children is None:
-        yield path, value
-        return
-    for key, child in children:
-        yield from leaves_of(child, is_leaf, (*path, key))
 
 
 def format_of(data: _Buffer) -> str | None:

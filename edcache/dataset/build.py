@@ -20,9 +20,9 @@ _MOST_PARENTS: Final = 16
 
 
 class Building:
-    """Building of a cache from its source, by options; a recipe of None compares nothing.
+    """Builds the cache of a source, by options, or opens the one that is there.
 
-    job: task of the fill.
+    recipe: of the source; None compares nothing. Attributes: job: task of the fill.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Building:
                 "grow=True takes one with len() and [index]"
             )
         self._store = store
-        self._stage = store.stage()
+        self._spool = store.spool()
         self._max_bytes = base.bytes_limit(
             store.max_bytes if options.max_bytes is None else options.max_bytes, store.part
         )
@@ -74,7 +74,7 @@ class Building:
         )
         self.job = writer.Job(
             writer.declared(source),
-            store.path if self._stage is None else self._stage.path,
+            store.path if self._spool is None else self._spool.path,
             head,
             spec,
             options.chunk_size,
@@ -124,11 +124,11 @@ class Building:
             writer.retry_if_replaced(partial(self._fill_once, options), self._is_done)
 
     def _fill_once(self, options: FillOptions, rebuild: bool = False) -> None:
-        if self._stage is not None:
-            self._stage.begin("w" if rebuild else "a")
+        if self._spool is not None:
+            self._spool.begin("w" if rebuild else "a")
         writer.fill(replace(self.job, options=options), rebuild=rebuild, keyed=self._keyed)
-        if self._stage is not None:
-            self._stage.finish(options.progress, self._is_done)
+        if self._spool is not None:
+            self._spool.finish(options.progress, self._is_done)
 
     def _find(self) -> Reader | None:
         """Open the archive if there is one, and compare it with source and options; needs no write permission."""

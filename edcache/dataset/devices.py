@@ -36,7 +36,16 @@ from edcache.dataset.loader import BatchThreads, pinned
 from edcache.identity import reached_from
 from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
-from edcache.writer import BatchEngine, Here, MadeRows, PartOfBatch, Pending, await_end, begin_alone, counted
+from edcache.writer import (
+    BatchEngine,
+    Here,
+    MadeSamples,
+    PartOfBatch,
+    Pending,
+    await_end,
+    begin_alone,
+    counted,
+)
 
 Function: TypeAlias = Callable[[Any], Any]
 Arrive: TypeAlias = Callable[[], Any]
@@ -61,7 +70,7 @@ _source: BatchSource  # of a process that reads
 def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
     """Return the devices of `map(devices=)`; none if the function computes where it is called.
 
-    Raises: OptionError, one is no device, or is not here; or as `check_frozen`, of a function that is made already.
+    Raises: OptionError, one is no device, or is not here; as `check_frozen`, unless fn makes the function on a device.
     """
     if asked is None or isinstance(fn, torch.nn.Module):
         check_frozen(fn)
@@ -98,8 +107,8 @@ def _place_of(fn: Function) -> torch.device:
 def check_frozen(fn: Function) -> Function:
     """Return a function; OptionError if a module in training mode makes its results.
 
-    It may be the function itself, the owner of a method, an attribute of an object that is called, or in a closure or a
-    global variable that the function reads.
+    The module may be the function itself, the owner of a method, or an attribute of an object that is called; or it
+    stands in a closure or a global variable that the function reads.
     """
     bare = inspect.unwrap(fn)
     held: list[Any] = [fn, getattr(fn, "__self__", None)]
@@ -120,8 +129,8 @@ def check_frozen(fn: Function) -> Function:
 class OnDevice:
     """Function of batches on a device of this process.
 
-    fn: a module, which is moved there, or a function of the device that returns the function.
-    Attributes: device: may be set until the first batch. busy: seconds that the batches took which have arrived.
+    fn: a module, which is moved to the device; or a function that takes the device and returns the function.
+    Attributes: device: may be set until the first batch. busy: seconds of work for the batches that have arrived.
     """
 
     def __init__(self, fn: Function, device: torch.device) -> None:
@@ -135,15 +144,15 @@ class OnDevice:
         with torch.no_grad():
             if device.type != "cuda":
                 began = time.perf_counter()
-                made = taken(fn(_map_tensors(batch, lambda tensor: tensor.to(device))))
+                made = taken(fn(_copied_with(batch, lambda tensor: tensor.to(device))))
                 self.busy += time.perf_counter() - began
                 return lambda: made
             with torch.cuda.device(device):
                 begun, arrived = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 # From pinned memory: else the copy would wait for the batch before.
-                batch = _map_tensors(batch, _pin)
+                batch = _copied_with(batch, _pin)
                 begun.record()
-                made = fn(_map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True)))
+                made = fn(_copied_with(batch, lambda tensor: tensor.to(device, non_blocking=True)))
                 # Into pinned memory, while the device goes on.
                 made = taken(made, non_blocking=True)
                 arrived.record()
@@ -207,7 +216,7 @@ class DeviceEngine(BatchEngine):
         """Let a batch be read; one that has ended a process is neither read nor computed here."""
         if self._here.is_suspect(indices):
             return self._here.submit(indices)
-        self._waiting.append((indices, self._readers.begin(self._here.rows(indices))))
+        self._waiting.append((indices, self._readers.begin(self._here.indices_in_root(indices))))
         return partial(self._result, indices)
 
     def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
@@ -222,14 +231,14 @@ class DeviceEngine(BatchEngine):
         """Wait until a batch is read, and launch each shape of it."""
         return [(bucket, self._fn.launch(bucket[1])) for bucket in read()]
 
-    def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeRows:
+    def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeSamples:
         results = [(bucket, arrive()) for bucket, arrive in launched]
-        return counted(self._source.joined(self._here.rows(indices), results), len(indices))
+        return counted(self._source.joined(self._here.indices_in_root(indices), results), len(indices))
 
     def _tried(
         self, step: Callable[[list[int], Before], After], indices: list[int], given: Before
     ) -> After | None:
-        """Take a step of a batch. None if it raises, as a device may later: computed here, the batch raises again."""
+        """Take a step of a batch; None if it raises. The batch is then computed here, where it raises again."""
         try:
             with self.watch.begin(indices[0], len(indices)):
                 return step(indices, given)
@@ -298,7 +307,7 @@ class _Readers:
             self._pool = None
 
     def end(self, *, is_failed: bool) -> None:
-        """End the readers; after a failure the ones that read too."""
+        """End the readers when they have read their batches; processes at once after a failure."""
         self._is_over.value = is_failed
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
@@ -347,7 +356,7 @@ def taken(made: Any, *, non_blocking: bool = False) -> Any:
 
     non_blocking: from a GPU the copies arrive later, before what it computes next.
     """
-    return _map_tensors(
+    return _copied_with(
         made,
         lambda tensor: (
             tensor.clone() if tensor.device.type == "cpu" else tensor.to("cpu", non_blocking=non_blocking)
@@ -355,16 +364,16 @@ def taken(made: Any, *, non_blocking: bool = False) -> Any:
     )
 
 
-def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _copied_with(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Copy a tree of dicts, lists, tuples and arrays with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, np.ndarray | bytearray):
         return value.copy()
     if isinstance(value, Mapping):
-        return {key: _map_tensors(item, change) for key, item in value.items()}
+        return {key: _copied_with(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(item, change) for item in value))
+        return type(value)(*(_copied_with(item, change) for item in value))
     if type(value) in (list, tuple):
-        return type(value)(_map_tensors(item, change) for item in value)
+        return type(value)(_copied_with(item, change) for item in value)
     return value

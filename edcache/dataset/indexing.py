@@ -121,8 +121,8 @@ class Readable(Dataset[T_co]):
     def transform(self) -> Transform:
         """Function that is called for every sample at every read, or None. It may be set at any time.
 
-        Views use the one of their dataset too, before their own, and a view that was made from another one before does
-        not change. Running workers of a DataLoader keep the transform that they started with.
+        Views call the one of their dataset, then their own. Setting it on a view does not change the views that were
+        made of that view before. Running workers of a DataLoader keep the transform that they started with.
         """
         return self._changing.transform
 

@@ -419,7 +419,10 @@ class WritingSession(KeyedSession):
         super()._look()
 
     def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
-        """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
+        """Compute values, and store them; but none that another process has stored meanwhile.
+
+        given: the caller's key of each stored key. create: as of `KeyedCache.get_many`.
+        """
         keys = list(given)
         for start in range(0, len(keys), _MOST_LOCKS):
             self._add({key: given[key] for key in keys[start : start + _MOST_LOCKS]}, create)

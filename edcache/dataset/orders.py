@@ -42,9 +42,10 @@ class Batches(NamedTuple):
 
 @dataclass(frozen=True)
 class RankSteps:
-    """Steps of a rank: `each` draws of all ranks from `start` on, then as many again, up to `stop`.
+    """Draws of one rank, step by step. A step is `each` draws of all ranks; the first one begins at draw `start`.
 
-    After `count` draws the first ones come again.
+    The last step ends at draw `stop` at the latest. If that is beyond `count`, the draws of the epoch, it is filled up
+    with the first ones.
     """
 
     count: int

@@ -59,9 +59,9 @@ def words(first: int, *numbers: Ints) -> _Uints:
 
 
 def permuted(positions: Ints, counts: Ints, words: _Uints) -> Ints:
-    """Permute positions, each in its own order of `counts` elements: int64 [n].
+    """Return the element at each position of a random order; each position may be of another order: int64 [n].
 
-    counts, words: one for each position, or arrays [1] for all.
+    counts, words: the number of elements of each order, and its key; or arrays [1], of one order for all positions.
     Cost: 0.1 us each, 0.2 us if the order has at most 65,536 elements; 0.03 us in one order.
     """
     taken = np.empty(len(positions), np.uint64)

@@ -73,7 +73,8 @@ class SampleRoot:
     Attributes:
         called, shown: names of the function that joins the parts, and of its result.
         transform, batch_transform: functions of each sample, and of each collated batch.
-        parts: what it joins. ranges: the indices that each has here; it may have got more samples since.
+        parts: the readings that it joins. ranges: the indices of each part's samples here; a part may have got more
+            samples since.
         is_divided: False if a sample is of several parts, or of another one each epoch.
         is_seeded: True if a function of a part depends on index and epoch of its sample.
         epoch: int64 [], in memory that workers share; None until `set_epoch`.
@@ -185,7 +186,7 @@ class SampleRoot:
         raise OptionError(f"the samples of {self!r} are put together, and have no keys of their own")
 
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
-        """Divide samples by part. draws: of each, which a part of one epoch needs."""
+        """Divide samples by part. draws: of each sample; needed if the epoch decides the part."""
         raise NotImplementedError
 
     def records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
@@ -359,10 +360,11 @@ class Archive(SampleRoot):
 
 @dataclass(eq=False, repr=False)
 class Reading:
-    """Some samples of a root in some order, and what becomes of them; None: all, or nothing.
+    """Some samples of a root in some order, with the fields that are read and a function.
 
     Attributes:
-        selection: of the root's indices. fields: of each sample. transform: called after the root's.
+        selection: of the root's indices; None: all. fields: of each sample; None: all. transform: called after the
+            root's; None: no function.
         repeats: True if it was made to have samples several times.
         steps: calls that made it, in short, such as ".filter(label=1)" and "[:3]"; for its repr.
     """
@@ -449,10 +451,10 @@ class Reading:
     def stored(self, positions: Ints | None = None, epoch: int | None = None) -> list[Share]:
         """List the archives of samples at some positions, all by default; each share is of a whole archive.
 
-        A root that is not divided ends the way down: its share is of all of it, and has a `change`. Without samples
-        there is still the share of an archive, which tells how samples would be stored.
+        A root whose samples are not divided among its parts (`is_divided`) is one share, with a `change`. Without
+        positions there is still the share of one archive, which tells how samples would be stored.
 
-        epoch: of the read. The way then leads on to each archive that the read takes.
+        epoch: of the read; then such a root is divided too, into the archives from which this epoch reads.
         """
         if positions is None:
             positions = np.arange(len(self))

@@ -77,11 +77,11 @@ class ChunkShuffle(EpochSampler):
         OptionError: "12 of 100 samples have no record, and so no chunk; leave out ds.missing".
 
     The chunks come in a new random order every epoch. A lane permutes a window of them together, then the next one, and
-    no two lanes change windows at the same time. The first six windows of a lane are smaller, from a 64th on, so that a
-    first batch does not wait for whole chunks of a far archive. So samples move as far as in a full permutation, but
-    neighbours in a lane are often of one chunk: of 500 chunks in one lane, with buffers of 4, 16, 64: 23 %, 7 %, 2.6 %
-    (permutation: 0.2 %, file order: 99 %). If like samples lie together, as in files sorted by class, a batch has
-    samples of `buffer` chunks: write them in a mixed order, or take a larger buffer.
+    no two lanes change windows at the same time. The first six windows of a lane are smaller, so that a first batch
+    does not wait for whole chunks of a far archive: they begin at a 64th of a whole one, and double. So samples move as
+    far as in a full permutation, but neighbours in a lane are often of one chunk: of 500 chunks in one lane, with
+    buffers of 4, 16, 64: 23 %, 7 %, 2.6 % (permutation: 0.2 %, file order: 99 %). If like samples lie together, as in
+    files sorted by class, a batch has samples of `buffer` chunks: write them in a mixed order, or take a larger buffer.
 
     A chunk here is a run of consecutive samples, of the average length of a chunk.
     Cost: none, if samples are stored in the order of their indices. In another order (`ds.save(ds.path)` sorts them),
@@ -118,7 +118,7 @@ class ChunkShuffle(EpochSampler):
 class Foreign:
     """Passes over a sampler that is not of edcache, for `Loader`: each is drawn anew, for one rank.
 
-    A pass behind one that reached its end is the next epoch, unless the sampler was set to another one since.
+    After a pass that reached its end comes the next epoch, unless `set_epoch` of the sampler has named another.
 
     Args:
         sampler: yields positions, or batches of them if gives_lists. It keeps its own state.

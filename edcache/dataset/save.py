@@ -200,7 +200,10 @@ class StoredRecords:
             )
 
     def archive_at(self, target: str) -> Session | None:
-        """Find the archive at the target, to save it over itself; OptionError if it would lose samples."""
+        """Return the session of the archive at the target if the view is of that archive, which it replaces; else None.
+
+        Raises: OptionError, the view lacks samples of the archive, or has another order.
+        """
         if not storage.exists(target):
             return None
         with closing(File.open(target, "r")) as file:

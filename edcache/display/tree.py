@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import plain, shortened
-from edcache.codec import leaves_of as walk
+from edcache.codec import walk_leaves
 
 SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
@@ -18,7 +18,7 @@ _ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 def leaves_of(value: Any) -> Iterator[tuple[tuple[object, ...], Any]]:
     """Walk the leaves of a sample with their paths; a long list of plain values is one leaf."""
-    return walk(value, _is_leaf)
+    return walk_leaves(value, _is_leaf)
 
 
 def _is_leaf(value: Any, depth: int) -> bool:

@@ -361,7 +361,7 @@ def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> to
     flat = out if dtype == window.dtype else out.view(-1).view(window.dtype)
     if flat.ndim != window.ndim:
         flat = flat.view(rows, nbytes) if window.ndim == 2 else flat.view(rows)
-    check, places = group.check, torch.from_numpy(group.places)
+    check, places = group.check, torch.from_numpy(group.window_rows)
     if check is None or nbytes < _BY_STEPS:
         group.ensure()
         copy_rows(window, places, flat)

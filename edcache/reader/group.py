@@ -100,12 +100,12 @@ class Group:
 
     Args:
         records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], the samples, for `records.sizes` and for the names of records in `archive`.
+        rows: int64 [n], numbers of the records, by which `records.sizes` and `archive` know them.
         fields: to read of each; None for all.
         check: checks the records of a slice; None if all were checked.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
-        places: int64 [n], start of each record in units of 8 bytes.
+        window_rows: int64 [n], the row of each record in a window of `records`: its start in units of 8 bytes.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Group:
         self.start, self.rows = start, rows
         self._archive, self.fields = archive, fields
         self.check, self.is_regular = check, is_regular
-        self.places = start >> _LATTICE_BITS
+        self.window_rows = start >> _LATTICE_BITS
 
     def __len__(self) -> int:
         return len(self.start)
@@ -137,7 +137,7 @@ class Group:
     def gather(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Copy the same bytes of every record: uint8 [n, nbytes]."""
         self.ensure()
-        rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.places]
+        rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.window_rows]
         return rows.view(np.uint8).reshape(len(self), nbytes)
 
     def ensure(self) -> None:

@@ -36,7 +36,7 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
 
 
-class Stage(Protocol):
+class Spool(Protocol):
     """A file of this machine that is written in the place of what cannot be: `path`."""
 
     path: str
@@ -84,7 +84,7 @@ class Location(ABC):
             "write a new archive to a disk first"
         )
 
-    def stage(self) -> Stage | None:
+    def spool(self) -> Spool | None:
         """The local file that is written first, to be uploaded; None if the archive itself is written.
 
         OptionError where nothing can be written there.

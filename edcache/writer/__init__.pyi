@@ -7,7 +7,7 @@ from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .engine import BatchEngine as BatchEngine
 from .engine import Here as Here
-from .engine import MadeRows as MadeRows
+from .engine import MadeSamples as MadeSamples
 from .engine import PartOfBatch as PartOfBatch
 from .engine import Pending as Pending
 from .engine import counted as counted

@@ -56,14 +56,14 @@ from edcache.base import (
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.group import EntryGroup
+from edcache.writer.entry_group import EntryGroup
 from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
 
 
 def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something, and again while another process replaces the archive, unless it `is_done` then."""
+    """Call `run`; if another process replaces the archive meanwhile, call it again, unless `is_done` says True."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()
@@ -159,10 +159,11 @@ class Appender:
         begins_anew: Callable[[Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
-        """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
+        """Open an archive, or make one with `head`; if two processes make it at once, it has the head of one.
 
-        mode: as of `File.open`. begins_anew: returns True if an archive with this head gives way to a new one, if
-            its first fill failed before its first sample and no process writes it.
+        mode: as of `File.open`.
+        begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
+            first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
         """
         name = os.fspath(path)
@@ -188,8 +189,9 @@ class Appender:
     def recover(self) -> None:
         """Read the chain, and mend what a crash left of the file. The append lock is held.
 
-        A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
-        boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
+        A kill leaves a torn tail. A power cut may take any bytes that were not synced: so if the machine was started
+        since, all entries are read that are not durable. Damaged ones are cut off, or count no more. Each sound sample
+        is kept.
         """
         self._recover()
         self._was_reordered = self.chain.is_reordered
@@ -314,7 +316,7 @@ class Appender:
         """Read the table of a chunk."""
         return format.read_table(self.file.pread, header, self.path)
 
-    def presence(self) -> npt.NDArray[np.bool_]:
+    def present_at_seal(self) -> npt.NDArray[np.bool_]:
         """True for each sample that has a record, by the last root: bool [its length]."""
         root, read = self.chain.root, self.file.pread
         if root is None:
@@ -343,7 +345,7 @@ class Appender:
         return pa.schema([(name, known.get(name, pa.null())) for name in names])
 
     def first_lost(self) -> int | None:
-        """Return the first sample without a record that the archive had before a power cut; None if it had none.
+        """Return the first sample without a record; None if all have one, or if no power cut took any.
 
         Cost: reads the rows, if a power cut took something since the last seal.
         """

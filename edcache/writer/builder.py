@@ -42,7 +42,7 @@ FailureOf = Callable[[int, EdcacheError], Failure]
 class ChunkBuilder:
     """Collects samples, and publishes them a chunk at a time.
 
-    Adding a sample copies it: record and labels, or neither after any exception, a KeyboardInterrupt too.
+    Adding a sample copies its record and its labels. If it raises, a KeyboardInterrupt too, neither is there.
 
     Args:
         head: of the archive. path: its name in messages.
@@ -175,7 +175,7 @@ class ChunkBuilder:
         self.nbytes = offset + whole
 
     def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
-        """Add samples from a row on, as `add_columns` or `add`, or refuse the one that raised; returns how many."""
+        """Add samples that an engine made, from `row` on, or refuse one that raised; returns how many it took."""
         if isinstance(made, list):
             self.add(indices[row], made[row])
         elif isinstance(made, Columns):

@@ -83,10 +83,10 @@ class CacheWriter:
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
-        self._stage = where.stage()
-        if self._stage is not None:
-            self._stage.begin(mode)
-        local = where.local_path() if self._stage is None else self._stage.path
+        self._spool = where.spool()
+        if self._spool is not None:
+            self._spool.begin(mode)
+        local = where.local_path() if self._spool is None else self._spool.path
         self._local = storage.followed(local) if self._replaces else local
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
@@ -229,8 +229,8 @@ class CacheWriter:
 
     def close(self) -> None:
         """Seal and close the archive, and upload it if the path is a URL; a second call does nothing."""
-        if self._finish(self.seal) and self._stage is not None:
-            self._stage.finish()
+        if self._finish(self.seal) and self._spool is not None:
+            self._spool.finish()
 
     def abort(self) -> None:
         """Store the appended samples and close the archive without a seal; a second call does nothing."""

@@ -36,7 +36,7 @@ class Chunk:
     def of(
         cls, samples: Ints, rows: format.Rows, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]
     ) -> Chunk:
-        """Make a chunk of records as they are stored, `pieces`; of the schemas it has the used ones."""
+        """Make a chunk of stored records, `pieces`. Of `schemas` it keeps the ones in use."""
         data, offsets = aligned(pieces)
         used, numbers = np.unique(rows["schema"], return_inverse=True)
         rows = rows.copy()

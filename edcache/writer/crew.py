@@ -47,15 +47,15 @@ _STOP_SECONDS: Final = 1.5
 class _Worker:
     """Worker process.
 
-    place: int64 [3], written by the worker alone: the first index that it computes, counted from 1, or 0; when it
+    report: int64 [3], written by the worker alone: the first index that it computes, counted from 1, or 0; when it
         began, as of `time.monotonic_ns`; how many samples it computes at once.
-    results: the worker's last word, see `work`. slot: of its crew, from 0; the worker in its place gets the same.
+    results: the worker's last word, see `work`. slot: its number in the crew, from 0, which a replacement gets too.
     is_late: its sample took longer than the timeout.
     """
 
     process: Any
     results: Any
-    place: Any
+    report: Any
     slot: int
     is_late: bool = False
 
@@ -69,7 +69,7 @@ def crew_size(job: Job) -> int:
 
 
 def compute_apart(job: Job) -> Recomputed | None:
-    """Let one worker process compute a sample again, as `job.again` says; None if it ends or hangs before it has.
+    """Let a worker process compute a sample again, as `job.again` says; None if the process ends or hangs first.
 
     Raises: as the source, with the traceback as text.
     """
@@ -132,7 +132,7 @@ class Crew:
 
     def _receive(self, worker: _Worker) -> None:
         """Take the last word of a worker, or its silence, and replace it unless its work is done."""
-        index = worker.place[0] - 1
+        index = worker.report[0] - 1
         message: Any = index
         if worker.results.poll():
             with suppress(EOFError, OSError):  # it died before its last word, or amid it
@@ -147,13 +147,13 @@ class Crew:
             )
         if message is not None:
             if not worker.is_late:
-                self._note_death(message, worker.place[2], worker.process.exitcode)
+                self._note_death(message, worker.report[2], worker.process.exitcode)
             self._start(worker.slot)
 
     def _check_timeout(self, worker: _Worker) -> None:
         timeout = self._options.timeout
         # In this order: a batch that the worker begins meanwhile has begun later.
-        index, began, count = worker.place[0] - 1, worker.place[1], worker.place[2]
+        index, began, count = worker.report[0] - 1, worker.report[1], worker.report[2]
         if timeout is None or index < 0:
             return
         late = (time.monotonic_ns() - began) / 1e9 - timeout * count
@@ -239,14 +239,14 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
         )
 
     with foreign_code(refused):  # pickling runs code of the source
-        place = context.RawArray("q", 3)
+        report = context.RawArray("q", 3)
         results, end = context.Pipe(duplex=False)
         with closing(end):
             process = context.Process(
-                target=work, args=(job, place, slot, number, end), name=f"{_NAME}{number}"
+                target=work, args=(job, report, slot, number, end), name=f"{_NAME}{number}"
             )
             process.start()
-        return _Worker(process, results, place, slot)
+        return _Worker(process, results, report, slot)
 
 
 def _end_worker(worker: _Worker, seconds: float) -> None:

@@ -35,17 +35,17 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.source import (
     batches_of,
+    indices_in_root,
     is_interrupt,
     is_stream,
     refusal,
     root_of,
-    rows_in_root,
     text_of,
 )
 
-MadeRows: TypeAlias = Columns | list[Any] | SourceError
+MadeSamples: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
-PartOfBatch: TypeAlias = tuple[list[int], MadeRows | Failure | Chunk]
+PartOfBatch: TypeAlias = tuple[list[int], MadeSamples | Failure | Chunk]
 """Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
 Pending: TypeAlias = Callable[[], Iterable[PartOfBatch]]
 """Waits for the samples of a batch that an engine was given, and gives them in parts, once.
@@ -58,7 +58,9 @@ _WANTS_OF_MEMORY: Final = "out of memory", "allocate memory", "alloc_failed"
 
 
 class Watch(AbstractContextManager["Watch"]):
-    """Told what this process computes. A worker tells its parent (writer/worker.py); this one tells no process.
+    """Told by the loop and its engine which samples this process computes; here it does nothing with that.
+
+    In a worker it tells the parent process, and lets signals end a sample (writer/worker.py).
 
     >>> with watch.begin(index, 1):  # raises an error that ends the fill, if a signal ends this process meanwhile
     ...     sample = source[index]
@@ -93,12 +95,15 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
         """Begin to compute samples."""
 
     def ended(self, running: deque[Pending]) -> list[Pending]:
-        """Take out of the batches that run the ones whose results are there, or are to be waited for; perhaps none."""
+        """Take out of `running` the batches whose results are to be added next: the oldest one, by default.
+
+        An empty list: none is due yet.
+        """
         return [running.popleft()]
 
 
 class Here(BatchEngine):
-    """Engine of this process: code of the source alone, by `source[index]` or by one call for a batch."""
+    """Engine of this process, which calls the source: by `source[index]`, or once for a batch."""
 
     def __init__(self, job: Job, watch: Watch | None = None) -> None:
         own_positions()
@@ -113,12 +118,12 @@ class Here(BatchEngine):
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
 
-    def rows(self, indices: list[int]) -> list[int]:
+    def indices_in_root(self, indices: list[int]) -> list[int]:
         """Return indices of the source that a Subset has, at any depth."""
-        return rows_in_root(self._job.source, indices)
+        return indices_in_root(self._job.source, indices)
 
     def is_suspect(self, indices: list[int]) -> bool:
-        """True if a batch with one of these has ended its process: they are to be computed one by one."""
+        """True if a batch that began with one of these indices has ended its process: they are computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
 
     def is_interrupt(self, error: BaseException, indices: list[int]) -> bool:
@@ -127,7 +132,7 @@ class Here(BatchEngine):
 
     def compute(
         self, indices: list[int], *, one_by_one: bool = False
-    ) -> Iterator[tuple[list[int], MadeRows]]:
+    ) -> Iterator[tuple[list[int], MadeSamples]]:
         """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
 
         Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
@@ -141,7 +146,7 @@ class Here(BatchEngine):
             if ask is None and len(part) > 1:
                 parts += [([index], None) for index in reversed(part)]
                 continue
-            made: MadeRows | None = None
+            made: MadeSamples | None = None
             try:
                 with self.watch.begin(part[0], len(part)):
                     made = [source[part[0]]] if ask is None else counted(ask(part), len(part))
@@ -164,9 +169,9 @@ class Here(BatchEngine):
 
 
 def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngine:
-    """Return the engine of one process of a fill: the source's own, if it has one, else this process.
+    """Return the engine of one process of a fill: the source's own, if it has one, else `Here`.
 
-    slot: of the process among its crew.
+    slot: number of the process in its crew, by which the source chooses a device.
     """
     here = Here(job, watch)
     own = getattr(root_of(job.source), "__edcache_engine__", None)
@@ -197,9 +202,9 @@ def samples_of(here: Here, indices: list[int], *, one_by_one: bool = False) -> I
 
 
 def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample at least `least` times: alone and, if the source gives batches, in one; see `recompute`.
+    """Compute a sample again, `least` times or more: first alone, then in a batch; see `recompute`.
 
-    stored: record; without one, what computing changes in the source is told.
+    stored: schema and record to compare with. Without them the result tells which state of the source has changed.
     """
     own_positions()
     if is_stream(job.source):

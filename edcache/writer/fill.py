@@ -1,4 +1,13 @@
-"""Fill an archive: alone, with workers, by an executor, or beside other processes that fill it already."""
+"""Fill an archive: alone, with workers, by an executor, or beside other processes that fill it already.
+
+fill                  with a first sample for a new archive (spot.py); then by the kind of the source:
+    fill_stream         a source that can only be iterated (stream.py)
+    fill_keyed          a source with keys (refill.py); it has the new samples filled by `_fill_and_seal`
+    _fill_and_seal      any other source
+_fill_and_seal        looks for missing samples (`loop.Presence`), has them computed, and seals the archive:
+    Crew.run            by worker processes, each with a loop of its own (crew.py)
+    FillLoop.run        by this process with an engine: itself, an executor or a device (loop.py, engine.py)
+"""
 
 from __future__ import annotations
 
@@ -35,17 +44,17 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        job: how, `job.options` say. The source goes with every task of an executor.
+        job: the task; `job.options` say how. The source goes with every task of an executor.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             a process that has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take its archive.
         keyed: keys of the samples of the source, if it names them.
     Raises:
-        SourceError: the source raised, hung, or killed its workers; calling again continues there.
+        SourceError: the source raised, hung, or killed its workers; calling again continues there. Or workers end, and
+            no sample is to blame.
         StaleCacheError: the archive has another length than the source.
         CodecError, LabelError: a sample cannot be stored, or makes no label column.
         StorageError: the disk is full.
-        SourceError: workers end, and no sample is to blame.
 
     After any of these, everything computed before is published.
     """
@@ -53,9 +62,9 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
         check_stream_workers(job)
         run = fill_stream
     elif keyed is not None:
-        run = partial(fill_keyed, keyed=keyed, fill=_fill)
+        run = partial(fill_keyed, keyed=keyed, fill=_fill_and_seal)
     else:
-        run = _fill
+        run = _fill_and_seal
     if rebuild or _head_of(job.path) is None:
         job = with_first_sample(job)
     if rebuild:
@@ -94,7 +103,7 @@ def _head_of(path: str) -> Head | None:
         return None
 
 
-def _fill(job: Job) -> None:
+def _fill_and_seal(job: Job) -> None:
     with closing(job.open()) as appender:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
@@ -112,7 +121,7 @@ def _fill(job: Job) -> None:
             with shown.begin(presence.count, job.length) as progress, errors_with(ending, job):
                 workers = crew_size(job)
                 if workers and appender.claims.can_lock:
-                    Crew(job, workers, appender, partial(_look, appender, presence, progress)).run()
+                    Crew(job, workers, appender, partial(_show_published, appender, presence, progress)).run()
                 else:
                     engine = engine_of(job)
                     if job.options.executor is not None:
@@ -138,7 +147,7 @@ def _fill(job: Job) -> None:
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
 
 
-def _look(appender: Appender, presence: Presence, progress: base.Progress) -> None:
+def _show_published(appender: Appender, presence: Presence, progress: base.Progress) -> None:
     """Show the samples that the workers of this fill, and others, have published."""
     before = appender.chain.cursor.offset
     if samples := presence.update():

@@ -86,7 +86,7 @@ class Job:
         return int(self.source.indices[index]) if self.is_part else index
 
     def open(self, *, any_length: bool = False) -> Appender:
-        """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
+        """Open the archive, or make it. If the source is longer and `grow` allows it, the archive gets its length.
 
         any_length: True neither compares nor changes the length.
         Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
@@ -114,9 +114,9 @@ class Job:
             appender.amend(**changes)
 
     def made_by(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the fingerprint of the source for an archive, with what that knows of its first sample and its state.
+        """Return the fingerprint of the source, with the first sample and the state that an archive has noted.
 
-        An archive of a call stays one.
+        found: the fingerprint of the archive. One that a call of `@cachable` made keeps the settings of the call.
         """
         own, found = self.head.fingerprint or {}, found or {}
         if self.recipe is None:
@@ -166,9 +166,9 @@ class Job:
 
 @contextmanager
 def errors_with(outcome: Callable[[bool], str], job: Job | None = None) -> Iterator[None]:
-    """Append the outcome to the text of an EdcacheError or KeyboardInterrupt that the block raises.
+    """Append a text to an EdcacheError or KeyboardInterrupt of the block: how many samples are kept, and how to go on.
 
-    outcome: its argument is False after a LabelError, which the same call would raise again.
+    outcome: makes the text. It gets True if the same call may go on; False after a LabelError, which would come again.
     job: names archive and sample in the text.
     """
     try:

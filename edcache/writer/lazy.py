@@ -128,7 +128,7 @@ class _OpenArchive:
 
     @property
     def is_usable(self) -> bool:
-        """True if this process opened it, and did not inherit it in a fork, and no append was broken off."""
+        """True if this very process opened it, not one that it was forked from, and no append was broken off."""
         return self._pid == os.getpid() and not self._appender.closed
 
     def learn(self, index: int) -> None:

@@ -38,7 +38,7 @@ from edcache.base import EdcacheError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.engine import BatchEngine, MadeRows, Pending
+from edcache.writer.engine import BatchEngine, MadeSamples, Pending
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
@@ -72,7 +72,7 @@ class Presence:
         self.count = 0
         root = appender.chain.root
         if root is not None:
-            present = appender.presence()[:length]
+            present = appender.present_at_seal()[:length]
             self.state[: len(present)][present] = PRESENT
             self._chunks = root.chunks
             self.count = int(np.count_nonzero(present))
@@ -168,7 +168,7 @@ class FillLoop:
             try:
                 while claims:
                     of_others: list[int] = []
-                    self._fill(self._batches(claims, of_others))
+                    self._compute(self._batches(claims, of_others))
                     self._release(is_all=True)
                     claims = of_others
                     if claims and self._presence.missing_in(claims[0]):
@@ -176,7 +176,7 @@ class FillLoop:
                         with self._watch.begin(-1, 0):
                             self._claims.wait(first)
                         self._watch.end()
-                        self._fill(iter(self._cut(range(first, first + 1))))
+                        self._compute(iter(self._hold(range(first, first + 1))))
             finally:
                 self._watch.end()
                 try:
@@ -184,7 +184,7 @@ class FillLoop:
                 finally:
                     self._release(is_all=True)
 
-    def _fill(self, batches: Iterator[list[int]]) -> None:
+    def _compute(self, batches: Iterator[list[int]]) -> None:
         """Have the engine compute the batches of held claims, add their samples, and publish each chunk that is due."""
         running: deque[Pending] = deque()
         while True:
@@ -203,10 +203,10 @@ class FillLoop:
             if errors:
                 raise errors[0]
             if not ended:
-                self._look()
+                self._count_others()
         self._publish()
 
-    def _add(self, indices: list[int], made: MadeRows | Failure | Chunk) -> None:
+    def _add(self, indices: list[int], made: MadeSamples | Failure | Chunk) -> None:
         """Add the samples of indices, or failures, or append their chunk; publish each time that this is due."""
         if not isinstance(made, list) and isinstance(made, Failure | Chunk):
             self._add_encoded(made)
@@ -229,7 +229,7 @@ class FillLoop:
             if self._builder.is_due:
                 self._publish()
             return
-        self._look()  # a task that ran again has samples that the archive has
+        self._count_others()  # a task that ran again has samples that the archive has
         new = self._presence.lacking(made)
         if new.count:
             self._unseen += self._builder.append(self._appender, new)
@@ -250,24 +250,25 @@ class FillLoop:
             count = self._claims.claim(first, most)
             if count:
                 began = time.monotonic()
-                yield from self._cut(range(first, first + count))
+                # Between two batches they are computed and added, so these are the seconds of the samples.
+                yield from self._hold(range(first, first + count))
                 seconds = max(time.monotonic() - began, 1e-6)
                 self._most = max(self._least, int(count * _RUN_SECONDS / seconds))
             else:
                 of_others.append(first)
             position += max(1, count)
 
-    def _cut(self, claims: range) -> list[list[int]]:
-        """Return the samples that are missing in claims that this process has just locked, in batches."""
+    def _hold(self, claims: range) -> list[list[int]]:
+        """Hold claims that this process has just locked; return the samples that are missing in them, in batches."""
         self._held.append(claims)
-        self._look()
+        self._count_others()
         missing = self._presence.missing_in(claims.start, len(claims))
         if not missing:
             self._release()
         size = max(1, len(missing)) if self._engine.takes_any else self._batch_size
         return [missing[start : start + size] for start in range(0, len(missing), size)]
 
-    def _look(self) -> None:
+    def _count_others(self) -> None:
         """Count the samples that other processes have published."""
         others = self._presence.update() - self._unseen
         self._unseen = 0
@@ -277,7 +278,7 @@ class FillLoop:
     def _publish(self) -> None:
         """Publish the pending samples and failures, and free the claims in which none is missing any more."""
         self._unseen += self._builder.publish(self._appender)
-        self._look()
+        self._count_others()
         self._release()
 
     def _release(self, is_all: bool = False) -> None:

@@ -95,7 +95,11 @@ def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
 
 
 class _Lacking(NamedTuple):
-    """Samples of the source that an archive lacks, and the ones that it has: known, at places."""
+    """Samples of a source that its archive lacks, and has.
+
+    todo, known: the lacking ones, and the others, by their index in the source. places: the index in the archive of
+    each known one.
+    """
 
     todo: Ints
     known: Ints

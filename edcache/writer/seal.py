@@ -39,7 +39,7 @@ from edcache.base import ArchiveError, Ints, LabelError
 from edcache.format import Chain, Column, Contents, Failure, Header, KeysPlace, Root, pa
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.group import EntryGroup, linked
+from edcache.writer.entry_group import EntryGroup, linked
 
 
 @dataclass(frozen=True)

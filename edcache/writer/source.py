@@ -56,7 +56,7 @@ def root_of(source: Any) -> Any:
     return source
 
 
-def rows_in_root(source: Any, indices: list[int]) -> list[int]:
+def indices_in_root(source: Any, indices: list[int]) -> list[int]:
     """Return indices of a Subset as its root numbers them."""
     while type(source) is Subset:
         indices = [operator.index(source.indices[index]) for index in indices]
@@ -77,7 +77,7 @@ def batches_of(source: Any) -> tuple[Ask | None, bool]:
         return inner, takes_any and inner is not None
     # A table of `datasets` takes none that count from its end.
     count = len(root) if takes_any else 0
-    return lambda rows: inner([row + count * (row < 0) for row in rows_in_root(source, rows)]), takes_any
+    return lambda rows: inner([row + count * (row < 0) for row in indices_in_root(source, rows)]), takes_any
 
 
 def _getitems(source: Any) -> Ask | None:

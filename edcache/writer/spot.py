@@ -42,10 +42,10 @@ _REMEDY: Final = (
 
 
 def with_first_sample(job: Job, index: int = 0) -> Job:
-    """Compute the first sample of a new archive twice, and return the job with what its head is to tell of it.
+    """Compute the first sample of a new archive twice, and return the job with a head that describes the sample.
 
-    One that fails is passed over where the fill does so.
-    Warns if it is another one each time.
+    index: the first one to try. A sample that fails is passed over, unless on_error="raise".
+    Warns if the two results differ.
     """
     where, again = job.path, None
     if job.head.fingerprint is None:
@@ -72,7 +72,7 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
 
 
 def with_state(job: Job, state: Sequence[str] = ()) -> Job:
-    """Return the job with what its head is to tell of state: names in the source, and what its call has changed."""
+    """Return the job with a head that names all state: `state` of the source, and arguments that its call changes."""
     recipe = job.recipe
     if recipe is None:
         return job
@@ -89,9 +89,10 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
 
 
 def settled(job: Job, origin: Head) -> Job:
-    """Return the job, if attributes of its source alone differ, with those as state that computing a sample changes.
+    """Return the job with attributes as state that computing a sample changes, if source and archive differ in no more.
 
-    The archive may be of a source that was read before it was cached. origin: head of its last source.
+    State is not compared: the archive may be of a source that was read before it was cached.
+    origin: head of the last source of the archive.
     """
     recipe = job.recipe
     if recipe is None or not recipe.count or recipe.is_made or job.options.spot_check is False:

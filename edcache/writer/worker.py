@@ -30,16 +30,16 @@ class Stopped(KeyboardInterrupt):
     """End of the fill for this worker; the samples that it has computed are to be published."""
 
 
-def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
+def work(job: Job, report: Any, slot: int, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing; or compute a sample again, as `job.again` says.
 
     Sends to `results`: None if nothing is missing; the index that it computed, or -1, if a signal ended it;
     else its error, as `Carried`. A sample that is computed again it sends as `Recomputed`.
 
     Args:
-        place, slot: as of `crew._Worker`. number: of all workers of the fill, also of ended ones.
+        report, slot: as of `crew._Worker`. number: of this worker among all of the fill, also the ended ones.
     """
-    watch = _ToParent(place)
+    watch = _ToParent(report)
     watch.listen()
     begin_alone(number)
     threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
@@ -68,13 +68,13 @@ def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
 
 
 class _ToParent(Watch):
-    """Tell the parent which sample is computed, and let signals end that alone, and waiting for a claim.
+    """Tells the parent which sample is computed. A signal ends that sample, or the wait for a claim.
 
-    A publication goes on to its end.
+    A publication goes on to its end; the signal waits for it.
     """
 
-    def __init__(self, place: Any) -> None:
-        self._place = place
+    def __init__(self, report: Any) -> None:
+        self._report = report
         self._before: dict[int, Any] = {}
         self._of_thread = threading.local()
         self._is_open = self._is_asked = False
@@ -83,9 +83,9 @@ class _ToParent(Watch):
     def begin(self, index: int, count: int) -> Watch:
         """Note that `count` samples will be computed now, or a claim waited for (-1)."""
         self.index = index
-        self._place[2] = count
-        self._place[1] = time.monotonic_ns()
-        self._place[0] = index + 1
+        self._report[2] = count
+        self._report[1] = time.monotonic_ns()
+        self._report[0] = index + 1
         self._is_open = True
         if self._is_asked:
             self._is_open = False
@@ -93,13 +93,13 @@ class _ToParent(Watch):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Let signals wait; the parent still takes it for the sample that is computed, until it is added."""
+        """Let signals wait. For the parent the sample is being computed until `end`, when it is added."""
         self._is_open = False
 
     def end(self) -> None:
         """Note that it was added, or waited for."""
         self._is_open = False
-        self._place[0] = 0
+        self._report[0] = 0
 
     def listen(self) -> None:
         """Install handlers: SIGINT and SIGTERM end the sample. A process forked by the source gets the old ones."""

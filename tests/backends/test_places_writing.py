@@ -17,7 +17,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.remote.store import Spool
+from edcache.backends.remote.store import ObjectSpool
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -165,7 +165,7 @@ def test_an_object_has_a_spool_of_its_own(memory):
     stores += [
         store_at("s3://b/k.zip", {"client_kwargs": {"endpoint_url": url}}) for url in ("http://a", "http://b")
     ]
-    assert len({store.stage().path for store in stores}) == len(stores)
+    assert len({store.spool().path for store in stores}) == len(stores)
     assert stores[0].path == azure("alice")
     assert store_at(azure("alice:secret"), {}).path == "abfss://account.dfs.core.windows.net/a.zip"
 
@@ -315,8 +315,8 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 SENDING = """
 import sys
 from edcache.writer import store_at
-from edcache.backends.remote.store import Spool
-Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"}).url).finish()
+from edcache.backends.remote.store import ObjectSpool
+ObjectSpool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"}).url).finish()
 """
 
 
@@ -324,7 +324,7 @@ Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": 
 def test_an_upload_that_is_killed_is_made_again(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"
-    spooled = Spool(store_at(url, options).url)
+    spooled = ObjectSpool(store_at(url, options).url)
     spool.mkdir()
     data = np.random.default_rng(0).bytes(128 << 20)
     with open(spooled.path, "wb") as file:

@@ -58,9 +58,9 @@ THINGS: dict[str, Thing] = {
                 'ljust(total, b"\\0")',
                 'ljust(total, b"\\0" if h.version == 3 else b"\\4")',
             ),
-            _import("writer/group.py", "from edcache_later.format import Chain"),
+            _import("writer/entry_group.py", "from edcache_later.format import Chain"),
             (
-                "writer/group.py",
+                "writer/entry_group.py",
                 "        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)\n",
                 "        fields = dict(entry.fields)\n"
                 "        if 'version' in USES:\n"

@@ -17,7 +17,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset
-from edcache.backends.remote.store import Spool
+from edcache.backends.remote.store import ObjectSpool
 from edcache.writer.store import store_at
 
 COUNT, RANKS = 150, 4
@@ -180,7 +180,7 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
     whole = fsspec.filesystem("memory").cat_file("/bucket/large.zip")
 
     def rank(place):
-        spooled = Spool(store_at(url).url)
+        spooled = ObjectSpool(store_at(url).url)
         spooled.begin("a")
         return os.stat(spooled.path).st_ino, spooled.path
 
@@ -193,7 +193,7 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
 def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
     url = "memory://bucket/small.zip"
     write(url, [1])
-    spooled = Spool(store_at(url).url)
+    spooled = ObjectSpool(store_at(url).url)
     spool.mkdir(exist_ok=True)
     with open(f"{spooled.path}.edcache.new", "wb") as file:
         file.write(b"left" * 100_000)

@@ -61,21 +61,21 @@ class RemoteStore(Store):
             options = replace(options, local=folder, max_bytes=share)
         return super().reader(options)
 
-    def stage(self) -> Spool:
+    def spool(self) -> ObjectSpool:
         if self.url.scheme in WEB or "::" in self.url.url:
             raise OptionError(
                 f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
                 "objects, or to a path"
             )
-        return Spool(self.url)
+        return ObjectSpool(self.url)
 
     def appender(self, head: Head, sync: Sync) -> Appender:
-        """Raise OptionError: nothing is appended to an object; see `stage`."""
+        """Raise OptionError: nothing is appended to an object; see `spool`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
 
 
-class Spool:
-    """The file in which the archive of one object is filled; a `Stage`. It may not be there.
+class ObjectSpool:
+    """The file in which the archive of one object is filled; a `storage.registry.Spool`. It may not be there.
 
     It lies in the folder "spool" of `storage.cache_folder()`.
     """

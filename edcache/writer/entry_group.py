@@ -71,7 +71,7 @@ class EntryGroup:
         return headers
 
     def header(self, entry: Entry, link: int = 0, durable: int = 0) -> Header:
-        """Make the header of an entry; without a link to read by what it points at, not to be published."""
+        """Make the header of an entry. Without a link it only tells where the payload lies, and is not published."""
         _, nbytes, crc = entry.place
         place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
         return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
