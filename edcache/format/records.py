@@ -51,6 +51,8 @@ _GATHERED: Final = 1 << 12
 _COPIED_NBYTES: Final = 1 << 18
 # Records whose crc32s are compared at once: fewer gain nothing, and more take more memory than the cache has.
 _LEAST_JOINT, _MOST_JOINT = 64, 256
+# Four bytes whose crc32 is 0.
+_GAP: Final = np.frombuffer(bytes.fromhex("9d0ad96d"), np.uint8)
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _PREFIX: Final = struct.Struct("<QQQ")
 
@@ -92,38 +94,38 @@ def _lattice(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uin
     return rows
 
 
-def _are_jointly_sound(
-    data: memoryview, lattice: npt.NDArray[np.uint8], offset: Ints, crcs: npt.NDArray[np.uint32]
-) -> bool:
+def _are_jointly_sound(lattice: npt.NDArray[np.uint8], offset: Ints, crcs: npt.NDArray[np.uint32]) -> bool:
     """True if records that are rows of a lattice fit their crc32s: compares the crc32 of many, one behind the other.
 
-    A call for each record takes longer than its bytes. One damaged record among them is always found, and so are two
-    turned bits of records, or of rows. Of more damage one in 4 * 10**9 passes, as of any. The price: a turned bit of a
-    row's crc32 and the one bit of another record with its weight cancel, two accidents at once that match. Records have
-    8 bytes or more.
+    A call for each record takes longer than its bytes. One or two turned bits, of records or of rows, are always found:
+    a bit of a row's crc32 weighs as much as one bit of the four bytes behind its record, and these are no record's. Of
+    more damage one in 4 * 10**9 passes, as of any.
     """
     weights = _weights(lattice.shape[1])
     for first in range(0, len(offset), len(weights)):
         part = offset[first : first + len(weights)]
         bits = np.unpackbits(crcs[first : first + len(part)].view(np.uint8), bitorder="little")
         changes = weights[len(weights) - len(part) :].reshape(-1) * bits
-        if _crc32_of_all(data, lattice, part) != np.bitwise_xor.reduce(changes):
+        apart = np.empty((len(part), len(_GAP) + lattice.shape[1]), np.uint8)
+        apart[:, : len(_GAP)] = _GAP
+        apart[:, len(_GAP) :] = lattice[part // LATTICE]
+        if crc32(apart) != np.bitwise_xor.reduce(changes):
             return False
     return True
 
 
 @functools.lru_cache(maxsize=16)
 def _weights(size: int) -> npt.NDArray[np.uint32]:
-    """Compute what each bit of a record's crc32 adds to the crc32 of records of one size, one behind the other.
+    """Compute what each bit of a record's crc32 adds to the crc32 of records of one size, each behind a gap.
 
     crc32 is linear: the crc32 of some bytes with n more behind them is the one of the bytes, shifted by n, xor the one
     of these n. So the crc32 of several records is the xor of their crc32s, each shifted by the records behind it, and a
-    shift is the xor of the shifts of the bits.
+    shift is the xor of the shifts of the bits. The crc32 of a gap is 0, so that it adds nothing.
 
     Returns: uint32 [n, 32], of each bit of as many records as are checked at once; fewer are the last ones.
     Cost: 1 ms, once for a size in a process.
     """
-    zeros = bytes(size)
+    zeros = bytes(len(_GAP) + size)
     of_zeros = crc32(zeros)
     weights = np.empty((min(_MOST_JOINT, _COPIED_NBYTES // max(size, 1)), 32), np.uint32)
     shifted = [1 << bit for bit in range(32)]
@@ -131,18 +133,6 @@ def _weights(size: int) -> npt.NDArray[np.uint32]:
         row[:] = shifted
         shifted = [crc32(zeros, bit) ^ of_zeros for bit in shifted]
     return weights
-
-
-def _crc32_of_all(data: memoryview, lattice: npt.NDArray[np.uint8], offset: Ints) -> int:
-    """Compute the crc32 of records, one behind the other; neighbours without gaps are not copied."""
-    size = lattice.shape[1]
-    breaks = np.flatnonzero(offset[1:] - offset[:-1] != size) + 1
-    if len(breaks) > len(offset) // 8:
-        return crc32(lattice[offset // LATTICE])
-    crc, at = 0, 0
-    for end in [*breaks.tolist(), len(offset)]:
-        crc, at = crc32(data[int(offset[at]) : int(offset[end - 1]) + size], crc), end
-    return crc
 
 
 def behind_nbytes(nbytes: Any) -> Any:
@@ -198,10 +188,8 @@ def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bo
     offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
     if nbytes.max() <= BLOCK_NBYTES:
         crcs = np.ascontiguousarray(rows["crc32"])
-        # Shifted by fewer than four bytes, turned bits of two crc32s may be the same change, and cancel.
-        is_joint = len(rows) >= _LEAST_JOINT and int(nbytes[0]) >= LATTICE
-        lattice = _lattice(data, offset, nbytes) if is_joint else None
-        if lattice is not None and _are_jointly_sound(data, lattice, offset, crcs):
+        lattice = _lattice(data, offset, nbytes) if len(rows) >= _LEAST_JOINT else None
+        if lattice is not None and _are_jointly_sound(lattice, offset, crcs):
             return np.ones(len(rows), np.bool_)
         sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == crcs
         return sound

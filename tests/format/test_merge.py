@@ -451,3 +451,23 @@ def test_a_seal_parses_the_labels_of_a_chunk_once_for_all_columns(tmp_path, monk
     monkeypatch.setattr(records, "read_stream", lambda data, rows: parsed.append(rows) or read(data, rows))
     w.close()
     assert len(parsed) == 5
+
+
+@pytest.mark.parametrize("size", [1, 8, 64, 792])
+def test_a_turned_bit_of_a_sum_and_one_of_a_record_do_not_cancel(size):
+    """The bits of a sum weigh as much as the bits behind its record, which are no record's."""
+    count, step = 100, -(-size // 8) * 8
+    data = np.random.default_rng(size).integers(0, 256, count * step, np.uint8)
+    rows = np.zeros(count, ROW)
+    rows["offset"], rows["nbytes"], rows["flags"] = np.arange(count) * step, size, 1
+    rows["crc32"] = [zlib.crc32(data[at : at + size]) for at in rows["offset"].tolist()]
+    assert records.are_sound(rows, data.data).all()
+    for row, other in [(40, 41), (41, 40), (40, 42), (99, 0)]:
+        for bit in range(32):
+            rows["crc32"][row] ^= 1 << bit
+            for turned in range(min(8 * size, 64)):
+                at, mask = other * step + turned // 8, 1 << turned % 8
+                data[at] ^= mask
+                assert np.flatnonzero(~records.are_sound(rows, data.data)).tolist() == sorted({row, other})
+                data[at] ^= mask
+            rows["crc32"][row] ^= 1 << bit
