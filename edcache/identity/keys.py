@@ -135,9 +135,8 @@ class Keyed:
         start = 0
         while not self._are_equal(there, places := self._found_in(there, start)):
             start += 1
-        if (
-            there is not self
-        ):  # the look among themselves, which comes first, has kept 16 bytes a sample for this one
+        # The look among themselves comes first, and has kept 16 bytes a sample for the look among others.
+        if there is not self:
             self._sorted = None
         return places
 
