@@ -161,7 +161,7 @@ def main() -> None:
     times = computing / seconds
     print(f"An epoch of {len(source):,} samples, {times:,.{0 if times > 10 else 1}f} times as fast:")
     for name, taken in {"computed": computing, "cached": seconds}.items():
-        print(f"   {name:8} {taken:7.2f} s  {'█' * max(1, round(40 * taken / max(computing, seconds)))}")
+        print(f"   {name:8} {taken:7.3f} s  {'█' * max(1, round(40 * taken / max(computing, seconds)))}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _MOST_PARENTS: Final = 16
 
 
 class Building:
-    """Builds the cache of a source, by options, or opens the one that is there.
+    """Builder of the cache of a source, which opens one that is there.
 
     recipe: of the source; None compares nothing. Attributes: job: task of the fill.
     """

@@ -67,7 +67,7 @@ _SECONDS, _POLL_SECONDS = 3.0, 0.05
 # `begun`: path and key of each value that this thread computes.
 _of_thread = threading.local()
 
-# What a system says of a file or a folder that this process may read and not write.
+# Errors of a system for a file or a folder that this process may read and not write.
 _UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # A value has no label beside its key, and each call stores its chunk.

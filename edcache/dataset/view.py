@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from edcache.display import Viewer
 
 
-# Of an argument, in the text of a view.
+# Most items and characters that the text of a view shows of an argument.
 _MOST_ITEMS, _MOST_TEXT = 6, 120
 
 

@@ -25,7 +25,7 @@ _MOST_LAYERS: Final = 31  # of a mask: the palette's colors
 _LONG_TEXT: Final = 30
 _LEAST_RATE: Final = 1_000
 _MOST_RATE: Final = 400_000
-# Of a number without a name, behind a signal in a tuple.
+# Rates that a number without a name may be, behind a signal in a tuple.
 _RATES: Final = (8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000)
 _NAME_OF_RATE: Final = re.compile(r"(.*_)?(sampl(e|ing)_?rate|rate|sr|fs)", re.IGNORECASE)
 _NAMES_OF_BOXES: Final = (
