@@ -109,13 +109,13 @@ class Progress:
             seconds = time.monotonic() - self._began
             if self._is_fill or seconds >= _LEAST_SECONDS:
                 failed = f", {self.failed:,} failed," if self.failed else ""
-                self.done -= self.failed
                 self._print(f"{failed} in {timedelta(seconds=round(seconds))}")
 
     def _count(self) -> str:
         if self._unit:
             return f"{human_bytes(self.done)} of {human_bytes(self._total or 0)}"
-        return f"{self.done:,} samples" if self._total is None else f"{self.done:,} of {self._total:,}"
+        done = self.done - self.failed
+        return f"{done:,} samples" if self._total is None else f"{done:,} of {self._total:,}"
 
     def _rates(self, seconds: float) -> str:
         rate = (self.done - self._start) / seconds

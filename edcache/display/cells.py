@@ -92,7 +92,7 @@ def error_text(error: Exception) -> str:
 
 
 def sample_leaves(sample: Any) -> list[Leaf]:
-    """List the leaves of a sample with what shows each; none of one that was not read."""
+    """List the leaves of a sample and what shows each; an empty list if the sample could not be read."""
     return [] if isinstance(sample, Exception) else with_layers(list(shown_leaves(sample)))
 
 

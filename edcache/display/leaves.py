@@ -230,7 +230,7 @@ def _corners(
     scaled = boxes * limit if is_share else boxes
     behind = np.concatenate([scaled[:, :2], scaled[:, :2] + scaled[:, 2:]], axis=1)
     for form, corners in (("x y x y", scaled), ("x y width height", behind))[: 1 + is_named]:
-        # Where sides were rounded, a box ends a pixel beyond its picture.
+        # A box may end a pixel beyond its picture, since its sides were rounded.
         is_inside = (corners >= -1).all() and (corners <= limit + 1).all()
         sides = corners[:, 2:] - corners[:, :2]
         if is_inside and ((sides >= 0).all() if is_named else (sides > 0).all()):

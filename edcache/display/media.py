@@ -242,7 +242,7 @@ def numbers_text(numbers: Array, most: int) -> str:
 
 
 def detokenizer(name: str) -> Detokenizer:
-    """Load a tokenizer from files of this machine: a folder, or the name of one that was downloaded before.
+    """Load a tokenizer from files of this machine, by its folder or by the name under which it was downloaded.
 
     The function that it returns gives None for numbers that are no tokens: beyond the vocabulary, or all 0 and 1, as of
     an attention mask. Negative numbers, which mark what a loss leaves out, have no text.

@@ -158,7 +158,7 @@ def bound(samples: Ints, rows: Rows, salt: int) -> Rows:
     Two samples less than 1.9 * 10**9 apart have different keys. A row without a record stays all zeros.
     """
     new: Rows = rows.copy()
-    # As one number crc32, schema and flags of a row take a third of the time.
+    # Read crc32, schema and flags of a row as one number, which takes a third of the time.
     last = new.view("<u8").reshape(-1, 3)[:, 2]
     own = last >> np.uint64(32)
     key = own ^ (samples.astype(np.uint64) * _MULTIPLIER) >> np.uint64(32) ^ np.uint64(salt)

@@ -159,7 +159,7 @@ class Keyed:
         return self._sorted[1:]
 
     def _are_equal(self, there: Keyed, places: Ints) -> bool:
-        """True if the samples at places, but for -1, have these keys and versions."""
+        """True if each sample has key and version of the one at its place; a place of -1 is passed over."""
         others = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
         for start in range(0, len(others), _PIECE):
             rows = others[start : start + _PIECE]

@@ -220,7 +220,7 @@ class ChunkBuilder:
         self._collector.add_columns(own, columns.at(rows), lambda k: columns.at(start + k))
         buffer[self.nbytes : first] = 0
         run.write(buffer[first:last], offset)
-        # Of a range numpy takes one int after another.
+        # numpy would take the ints of a range one after another.
         numbers = np.arange(own.start, own.stop) if isinstance(own, range) else np.array(own)
         records = numbers, offset[:-1], nbytes, np.full(count, run.schema)
         self._rows.frombytes(np.stack(records, axis=1).data.cast("B"))

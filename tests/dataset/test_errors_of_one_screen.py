@@ -179,3 +179,10 @@ def test_a_folder_whose_name_begins_so_is_written_with_its_dot(
 def test_other_wrong_types_of_paths_are_named() -> None:
     with pytest.raises(OptionError, match="an int stands where a path"):
         CachedDataset(Squares(), 3)  # type: ignore[arg-type]
+
+
+def test_a_fill_does_not_count_what_failed_as_cached(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    CachedDataset(Squares(3), tmp_path / "a.zip", on_error="skip")
+    assert "a.zip: 7 of 8 cached, 1 failed, in 0:00:0" in capfd.readouterr().err
