@@ -1,7 +1,7 @@
 """Compute samples when they are read, and keep them.
 
 A sample is encoded at once, since the reader may change it. The read that fills a chunk, or comes when it is
-overdue, appends it.
+overdue, appends it. The first sample of an archive is a chunk of its own.
 """
 
 from __future__ import annotations
@@ -151,14 +151,16 @@ class _OpenArchive:
             return any(map(self._presence.has, indices))
 
     def keep(self, index: int, sample: Any) -> None:
-        """Encode a sample now, and append the chunk if it is full, overdue or the last."""
+        """Encode a sample now, and append the chunk if it is full, overdue, the first or the last."""
         with self._turn:
             if self._is_full or index in self.pending or self._presence.has(index):
                 return
             self._builder.add(index, sample)
             self.pending.add(index)
+            # At once: an archive without a sample is taken for a first fill that failed, and goes for another source.
+            is_first = not self._presence.count
             is_last = self._presence.count + len(self.pending) >= len(self._presence.state)
-            if self._builder.is_due or is_last:
+            if self._builder.is_due or is_first or is_last:
                 self._append()
 
     def flush(self) -> None:

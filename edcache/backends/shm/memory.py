@@ -10,14 +10,18 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from edcache import format, storage
 from edcache.backends import FileStore, copy_bytes
-from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, Sync, human_bytes
+from edcache.format import Head
 from edcache.storage import MORE_MEMORY, ByteSource, File, Location
 from edcache.writer import SUFFIX
+
+if TYPE_CHECKING:
+    from edcache.writer import Appender
 
 _PREFIX: Final = "shm://"
 _ENDING: Final = ".zip"
@@ -60,6 +64,12 @@ class MemoryStore(FileStore):
                 raise OptionError(f'{text}: give 1 to {_MOST_NAME} letters after "{_PREFIX}"')
             text = _path_in(folder_for(text), name)
         super().__init__(text, storage_options)
+
+    def appender(self, head: Head, sync: Sync) -> Appender:
+        """See the base class; none is begun anew: who has it open keeps it, and what nobody has open is deleted."""
+        from edcache.writer import Appender
+
+        return Appender.open(self.path, head, mode="a", sync=sync)
 
     def local_path(self) -> str:
         raise OptionError(
