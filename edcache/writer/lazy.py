@@ -182,12 +182,7 @@ class _OpenArchive:
         # After an append that broke off, by an interrupt too, opening it again reads the truth.
         with base.on_error(self._appender.close):
             try:
-                chunk = self._builder.take()
-                # A sample may have been computed in two processes at a time; it is stored once.
-                self._presence.update()
-                new = self._presence.lacking(chunk)
-                if new.count:
-                    self._append_part(new)
+                self._append_part(self._builder.take())
                 self._presence.update()
                 if self._presence.complete:
                     seal(self._appender)
@@ -205,10 +200,15 @@ class _OpenArchive:
         Raises: StorageError, not all of it fitted.
         """
         try:
-            self._appender.append(chunk, max_bytes=self._max_bytes)
+            self._appender.append(chunk, max_bytes=self._max_bytes, lacking=self._lacking)
         except StorageError as error:
             if error.errno != errno.EFBIG or chunk.count == 1:
                 raise
             is_first = np.arange(chunk.count) < chunk.count // 2
             self._append_part(chunk.only(is_first))
             self._append_part(chunk.only(~is_first))
+
+    def _lacking(self, chunk: Chunk) -> Chunk:
+        """Leave out what another process has published: samples that both have computed are stored once."""
+        self._presence.update()
+        return self._presence.lacking(chunk)

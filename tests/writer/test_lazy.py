@@ -28,7 +28,7 @@ from edcache.backends import FileStore
 from edcache.base import bytes_limit
 from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
 from edcache.reader import Reader
-from edcache.writer import builder
+from edcache.writer import Appender, builder
 from edcache.writer.job import Job
 
 
@@ -344,6 +344,21 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypa
     assert [found[i]["x"].tolist() for i in (3, 4, 5)] == [[3, 3], [4, 4], [5, 5]]
     assert found.labels["y"][3:6].tolist() == [0, 1, 2]
     assert edcache.verify(path).problems == []
+
+
+def test_a_sample_that_another_publishes_at_the_same_moment_is_stored_once(path, log, monkeypatch):
+    one, two = (CachedDataset(Logged(log), path, lazy=True, spot_check=False) for _ in range(2))
+    one[3], one[4], two[4], two[5]
+    append = Appender.append
+
+    def append_late(self, *arguments, **options):
+        monkeypatch.setattr(Appender, "append", append)
+        one.close()
+        append(self, *arguments, **options)
+
+    monkeypatch.setattr(Appender, "append", append_late)
+    two.close()
+    assert stored_rows(path) == [3, 4, 5]
 
 
 def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
