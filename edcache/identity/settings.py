@@ -530,9 +530,11 @@ def _parts_of_table(value: Any) -> Parts | None:
 
 def is_table(value: Any) -> bool:
     """True for a table or a column of pandas, polars or arrow."""
-    return type(value).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and (
-        hasattr(value, "iloc") or hasattr(value, "schema") or hasattr(value, "to_list")
+    kind = type(value)
+    is_sized = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and hasattr(
+        kind, "__len__"
     )
+    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", "to_list"))
 
 
 def columns_of(table: Any) -> list[list[Any]]:
