@@ -534,7 +534,7 @@ def is_table(value: Any) -> bool:
     is_sized = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and hasattr(
         kind, "__len__"
     )
-    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", "to_list"))
+    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", "to_list", "to_pylist"))
 
 
 def columns_of(table: Any) -> list[list[Any]]:
@@ -546,9 +546,9 @@ def columns_of(table: Any) -> list[list[Any]]:
         return [part.tolist() for part in (*levels, *columns)]
     if hasattr(table, "get_columns"):
         return [column.to_list() for column in table.get_columns()]
-    return (
-        [column.to_pylist() for column in table.columns] if hasattr(table, "columns") else [table.to_list()]
-    )
+    if hasattr(table, "columns"):
+        return [column.to_pylist() for column in table.columns]
+    return [table.to_pylist() if hasattr(table, "to_pylist") else table.to_list()]
 
 
 def _column(part: Any) -> list[Any]:

@@ -52,6 +52,7 @@ TABLES = {
     "polars": of_names(polars.DataFrame),
     "a column of polars": of_names(lambda columns: polars.DataFrame(columns)["y"]),
     "arrow": of_names(pa.table),
+    "a column of arrow": of_names(lambda columns: pa.table(columns).column("y")),
 }
 
 
