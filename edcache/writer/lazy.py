@@ -195,20 +195,17 @@ class _OpenArchive:
                 self.pending.clear()
 
     def _append_part(self, chunk: Chunk) -> None:
-        """Append a chunk; of one that does not fit under `max_bytes` halves, down to a sample.
+        """Append the part of a chunk that the archive lacks: samples that two processes compute are stored once.
+
+        If it does not fit under `max_bytes`, its halves are appended, down to a sample.
 
         Raises: StorageError, not all of it fitted.
         """
         try:
-            self._appender.append(chunk, max_bytes=self._max_bytes, lacking=self._lacking)
+            self._appender.append(chunk, max_bytes=self._max_bytes, lacking=self._presence.lacking)
         except StorageError as error:
             if error.errno != errno.EFBIG or chunk.count == 1:
                 raise
             is_first = np.arange(chunk.count) < chunk.count // 2
             self._append_part(chunk.only(is_first))
             self._append_part(chunk.only(~is_first))
-
-    def _lacking(self, chunk: Chunk) -> Chunk:
-        """Leave out what another process has published: samples that both have computed are stored once."""
-        self._presence.update()
-        return self._presence.lacking(chunk)

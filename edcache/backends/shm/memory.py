@@ -10,18 +10,14 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from edcache import format, storage
 from edcache.backends import FileStore, copy_bytes
-from edcache.base import ArchiveNotFoundError, OptionError, StorageError, Sync, human_bytes
-from edcache.format import Head
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
 from edcache.storage import MORE_MEMORY, ByteSource, File, Location
 from edcache.writer import SUFFIX
-
-if TYPE_CHECKING:
-    from edcache.writer import Appender
 
 _PREFIX: Final = "shm://"
 _ENDING: Final = ".zip"
@@ -54,6 +50,8 @@ class MemoryStore(FileStore):
 
     # DataLoader workers that find no room for their batches die.
     max_bytes = 0.75
+    # A process has it open, or it would be deleted.
+    gives_way = False
 
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
         if not storage.is_in_memory(text):
@@ -64,12 +62,6 @@ class MemoryStore(FileStore):
                 raise OptionError(f'{text}: give 1 to {_MOST_NAME} letters after "{_PREFIX}"')
             text = _path_in(folder_for(text), name)
         super().__init__(text, storage_options)
-
-    def appender(self, head: Head, sync: Sync) -> Appender:
-        """See the base class; none is begun anew: who has it open keeps it, and what nobody has open is deleted."""
-        from edcache.writer import Appender
-
-        return Appender.open(self.path, head, mode="a", sync=sync)
 
     def local_path(self) -> str:
         raise OptionError(
