@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 import numpy as np
 
 from edcache.base.errors import OptionError
+from edcache.base.frames import cut_tracebacks
 from edcache.base.wording import shown, suggestion
 
 Verify: TypeAlias = Literal["touch", "always", "never"]
@@ -320,6 +321,7 @@ class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
     keep_existing: bool
 
 
+@cut_tracebacks
 @dataclass(frozen=True)
 class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     """All options of `CachedDataset` and `@cachable`.

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import labels
-from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
+from edcache.base import (
+    CodecError,
+    CorruptRecordError,
+    Ints,
+    OptionError,
+    ReadOptions,
+    SampleIndexError,
+    cut_tracebacks,
+)
 from edcache.codec import Node, assembler
 from edcache.dataset.root import Archive, Reading
 from edcache.labels import Labels, checked_indices, is_array
@@ -31,6 +39,7 @@ _ITEMS = frozenset({"array", "scalar", "int", "float", "bool"})
 _CONTAINERS = frozenset({"dict", "OrderedDict", "namedtuple", "list", "tuple"})
 
 
+@cut_tracebacks
 class ArrayDataset:
     """Samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import identity
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, OptionError, cut_traceback
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
 from edcache.format import KEY_COLUMN, one_chunk, pa, pc, told_keys
@@ -46,6 +46,7 @@ class Changes:
         return "\n".join(lines)
 
 
+@cut_traceback
 def changes(
     cache: CachedDataset[Any],
     source: Any,

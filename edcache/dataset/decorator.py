@@ -31,6 +31,7 @@ P = ParamSpec("P")
 _Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
 
 
+@base.cut_tracebacks
 class CachedFactory(Generic[P, T_co]):
     """Dataset factory whose datasets are cached; the result of `@cachable`.
 
@@ -69,7 +70,6 @@ class CachedFactory(Generic[P, T_co]):
         arguments = self._arguments(args, kwargs)
         return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
 
-    @base.cut_traceback
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
 
@@ -228,6 +228,7 @@ def cachable(
     **keywords: Unpack[base.CacheKeywords],
 ) -> _Decorator: ...
 @takes(CacheOptions, without=OPENING)
+@base.cut_traceback
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
 ) -> Any:

@@ -77,6 +77,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 """Record of a value: sample number, row as in memory, text of its schema."""
 
 
+@base.cut_tracebacks
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
     """Values by key, each computed once, in one archive that any number of processes of this host share.
@@ -157,6 +158,7 @@ class KeyedCache:
             found = archive.find(stored)
         return [archive.read(one) for one in found if one is not None]
 
+    @base.cut_traceback
     def __getitem__(self, key: Any) -> Any:
         archive = self._session()
         (found,) = archive.find(stored_keys([key]))

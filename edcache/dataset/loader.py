@@ -22,7 +22,14 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import MissingDependencyError, OptionError, check_count
+from edcache.base import (
+    EdcacheError,
+    MissingDependencyError,
+    OptionError,
+    check_count,
+    cut_frames,
+    cut_tracebacks,
+)
 from edcache.codec import decode_in
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import ENDED, EpochSampler
@@ -39,6 +46,7 @@ _Made = tuple[list[Any], BaseException | None]
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
+@cut_tracebacks
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and describes its options.
 
@@ -142,6 +150,13 @@ class Loader:
         return self._passes
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._epoch()
+        except EdcacheError as error:
+            raise cut_frames(error)  # noqa: B904 - the same error, with its cause
+
+    def _epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; a batch that is handed out counts as taken."""
         current, order = self._passes.begin()
         starts = self._starts(len(order))
         batches: Iterator[Any] = order.batches(starts.step, is_seeded=self._reading.is_seeded)

@@ -135,6 +135,7 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     return [*labels, *(key for key in keys or () if key not in labels)]
 
 
+@base.cut_traceback
 def mapped(
     path: str | os.PathLike[str] | None = None, **options: Any
 ) -> Callable[[Function], Callable[..., CachedDataset[Any]]]:

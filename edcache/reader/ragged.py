@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import Ints, OptionError, check_count
+from edcache.base import Ints, OptionError, check_count, cut_traceback
 from edcache.codec import Decoder, Node
 from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of
 from edcache.reader.group import Group, Spans
@@ -74,6 +74,7 @@ class TensorList(list[torch.Tensor]):
         return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
 
+@cut_traceback
 def collate(
     *,
     pad: Mapping[FieldPath, Any] | None = None,

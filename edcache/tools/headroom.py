@@ -234,6 +234,7 @@ def _duration(seconds: float) -> str:
 
 
 @takes(WriteOptions)
+@base.cut_traceback
 def headroom(
     source: Any,
     step: Callable[[Any], object] | None = None,

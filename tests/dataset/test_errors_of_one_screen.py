@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import edcache
 from edcache import CachedDataset, OptionError, SourceError
+from edcache.base import frames
+from edcache.labels import Labels
 
 PACKAGE = os.path.dirname(edcache.__file__)
 
@@ -85,6 +88,96 @@ def test_a_wrong_call_says_what_to_do_within_two_frames_of_the_package(
         call(tmp_path)
     assert text in str(raised.value)
     assert sum(files_of(raised.value)) <= 2
+
+
+def written(at: Path) -> edcache.CacheWriter:
+    return edcache.CacheWriter(at / "w.zip", in_memory_keys=["label"])
+
+
+def keyed(at: Path) -> edcache.KeyedCache:
+    return edcache.KeyedCache(at / "k.zip")
+
+
+def closed(at: Path) -> CachedDataset:
+    ds = cached(at)
+    ds.close()
+    return ds
+
+
+# The text of each stands in other tests.
+DEEP: dict[str, Callable[[Path], object]] = {
+    "an option": lambda at: CachedDataset(Squares(), at / "b.zip", num_workers=-1),
+    "options": lambda at: edcache.CacheOptions(chunk_size=0),
+    "an absent label": lambda at: CachedDataset(Squares(), at / "b.zip", in_memory_keys=["lable"]),
+    "a label that raises": lambda at: CachedDataset(
+        Squares(), at / "b.zip", in_memory_keys={"a": lambda s: 1 // 0}
+    ),
+    "what cannot be stored": lambda at: CachedDataset([lambda: 1], at / "b.zip"),
+    "no archive": lambda at: (
+        (at / "b.zip").write_text("hello"),
+        CachedDataset(Squares(), at / "b.zip"),
+    ),
+    "a sample that is missing": lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip")[3],
+    "a batch without one": lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip").batch([3]),
+    "a loader": lambda at: list(
+        CachedDataset(Squares(3), at / "b.zip", on_error="skip").select("label").loader(2)
+    ),
+    "a closed dataset": lambda at: closed(at)[0],
+    "labels of a closed dataset": lambda at: closed(at).labels,
+    "a batch beyond the end": lambda at: cached(at).batch([99]),
+    "counts": lambda at: cached(at).labels.counts("lable"),
+    "a sort": lambda at: cached(at).sort_by("lable"),
+    "folds": lambda at: cached(at).kfold(1),
+    "keys": lambda at: cached(at).by_key("a"),
+    "a sampler": lambda at: edcache.samplers.Balanced(cached(at), "lable"),
+    "a join": lambda at: edcache.concat([]),
+    "a mixture": lambda at: edcache.mix([cached(at)], weights=[-1]),
+    "a writer": lambda at: written(at).append({"x": 1}),
+    "a key": lambda at: keyed(at).get_or_create(0.5, int),
+    "a place of keys": lambda at: edcache.KeyedCache("/proc/k.zip").get_or_create("a", int),
+    "a folder of images": lambda at: edcache.image_folder(at),
+    "an image": lambda at: edcache.ImageFile(b"no image").decode("pil"),
+    "a check": lambda at: edcache.verify(at / "absent.zip"),
+    "a copy": lambda at: edcache.copy_to_local(at / "absent.zip", at / "near"),
+    "arrays": lambda at: edcache.numpy.open(at / "absent.zip"),
+}
+
+
+@pytest.mark.parametrize("call", DEEP.values(), ids=DEEP)
+def test_an_error_from_the_depth_shows_two_frames_of_the_package_with_all_its_causes(
+    call: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        call(tmp_path)
+    assert sum(files_of(raised.value)) <= 2
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count(f'File "{PACKAGE}') <= 4
+    assert len(shown.splitlines()) <= 35
+
+
+def test_an_error_that_is_raised_while_another_one_is_handled_keeps_both(tmp_path: Path) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        try:
+            CachedDataset.from_cache(tmp_path / "first.zip")
+        except edcache.EdcacheError:
+            CachedDataset.from_cache([])
+    assert "an empty list" in str(raised.value)
+    assert "first.zip" in str(raised.value.__context__)
+    assert raised.value.__cause__ is None
+
+
+def test_every_public_function_and_method_cuts_the_traceback() -> None:
+    kinds = [getattr(edcache, name) for name in edcache.__all__]
+    functions = [kind for kind in kinds if inspect.isfunction(kind)]
+    classes = [kind for kind in kinds if inspect.isclass(kind) and not issubclass(kind, BaseException)]
+    classes += [getattr(edcache.samplers, name) for name in edcache.samplers.__all__]
+    for kind in [*classes, Labels, edcache.numpy.ArrayDataset]:
+        for base in (base for base in kind.__mro__ if base.__module__.startswith("edcache.")):
+            doors = [member for name, member in vars(base).items() if name == "__init__" or name[0] != "_"]
+            if base is kind or base.__name__ in ("Readable", "Samples"):
+                functions += [member for member in doors if inspect.isfunction(member)]
+    uncut = {one.__qualname__ for one in functions if one.__code__.co_filename != frames.__file__}
+    assert not uncut
 
 
 def test_the_frames_of_a_source_that_raises_stay(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ MODULES, CLASSES, FLOORS = 188, 310, 8
 WALKS = {
     "fill": {"functions": 668, "files": 69},
     "reopen": {"functions": 184, "files": 31, "calls": 397},
-    "batch": {"functions": 40, "files": 13, "calls": 46},
+    # One file is base/frames.py, by which a public method cuts the traceback of its errors.
+    "batch": {"functions": 40, "files": 14, "calls": 46},
     "filter": {"functions": 40, "files": 11},
 }
 
