@@ -1,8 +1,8 @@
 """Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
 
 The frames between a public call and an error of ours say nothing that its text does not. If the public call runs code
-of the user, such as a source, which makes a wrong call itself, the frames from that code on stay. So do all frames of
-an error of the user's code, the `__cause__` of ours, and of an error that is not ours, which is a bug.
+of the user, such as a source, the frames from that code on stay, of our error and of the user's, its `__cause__`. So do
+all frames of an error that is not ours and has none of ours above it: it may be a bug.
 An error of ours below another one, which repeats its text with a place in front, is no cause that a user looks for:
 the chain goes on at what raised it.
 
@@ -82,8 +82,9 @@ def cut_tracebacks(kind: type[Class]) -> type[Class]:
             setattr(kind, name, cut_traceback(member))
         elif isinstance(member, classmethod):
             setattr(kind, name, classmethod(cut_traceback(member.__func__)))
-        elif isinstance(member, property) and member.fget is not None:
-            setattr(kind, name, member.getter(cut_traceback(member.fget)))
+        elif isinstance(member, property):
+            read, change = (one and cut_traceback(one) for one in (member.fget, member.fset))
+            setattr(kind, name, property(read, change, doc=member.__doc__))
     return kind
 
 
@@ -99,6 +100,8 @@ def cut_frames(error: EdcacheError) -> EdcacheError:
         below = _below(below)
     if below is not first:
         error.__cause__ = below
+    if below is not None:
+        below.__traceback__ = _of_user(below.__traceback__) or below.__traceback__
     return error.with_traceback(_of_user(error.__traceback__))
 
 

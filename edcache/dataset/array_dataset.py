@@ -18,6 +18,7 @@ from edcache.base import (
     OptionError,
     ReadOptions,
     SampleIndexError,
+    cut_traceback,
     cut_tracebacks,
 )
 from edcache.codec import Node, assembler
@@ -87,6 +88,7 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self._reading)
 
+    @cut_traceback
     def __getitem__(self, index: Any) -> Any:
         """Return a sample for an integer, and the `batch` of everything else.
 

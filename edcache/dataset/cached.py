@@ -317,6 +317,7 @@ class CachedDataset(Samples[T_co]):
             the rounding that the fill measured.
         Raises:
             OptionError: 'train.zip: its samples are other ones each time that they are computed'.
+            StaleCacheError: 'train.zip: begun for 20 samples, the source has 5 now; ...'.
             Exception: as the source raises it.
 
         Cost: one sample of the source for each.

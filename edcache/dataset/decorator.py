@@ -288,7 +288,9 @@ def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
 
 def _slug(value: object) -> str:
     """Write a value for a file name: without separators and characters that a shell or a disk dislikes."""
-    if callable(value) or isinstance(value, (dict, frozenset, list, set, tuple)):
-        # str() may have an address, or the order of this process.
+    kind = type(value)
+    has_address = callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__)
+    if has_address or isinstance(value, (dict, frozenset, list, set, tuple)):
+        # str() may have the order of this process.
         value = identity.Settings().describe(value).exact[0]
     return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

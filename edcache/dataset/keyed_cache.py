@@ -35,6 +35,7 @@ from edcache.format import (
     Key,
     KeyTable,
     Root,
+    key_list,
     shown_key,
     stored_keys,
 )
@@ -149,7 +150,7 @@ class KeyedCache:
         once, and 1,024 at most in a call. If it gives values one by one and raises, the ones before are stored.
         Raises: as `get_or_create`.
         """
-        keys = list(keys)
+        keys = key_list(keys)
         archive, stored = self._session(), stored_keys(keys)
         found = archive.find(stored)
         if None in found:
@@ -165,6 +166,8 @@ class KeyedCache:
         if found is None:
             raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
         return archive.read(found)
+
+    __iter__ = None  # else it is tried with the keys 0, 1, 2, ...
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default` if there is none."""
@@ -183,7 +186,7 @@ class KeyedCache:
         return format.told_keys(self._session().keys())
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the archive in this process; idempotent.
+        """Close the archive in this process; idempotent. The next call opens it again.
 
         seal: False seals it if no other process uses it and if that pays: for the first time, and when calls have added
             values a hundredth as often as there are values, or 1,000 times. True seals it now, so that it opens as a

@@ -35,7 +35,7 @@ from edcache.dataset.devices import (
 from edcache.dataset.indexing import Readable, batch_of, reading_of, runs_functions
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
-from edcache.reader import Memory, fresh
+from edcache.reader import Memory, at, fresh, steps
 from edcache.writer import BatchEngine, Here
 
 if TYPE_CHECKING:
@@ -88,8 +88,11 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     >>> encoder = load_encoder().eval()
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
     """
+    if not callable(fn):
+        raise OptionError(f"fn={base.shown(fn)}; give a function, or an nn.Module: map(fn, source, path)")
     writer.check_source(source, str(path))
     options: dict[str, Any] = dict(keywords)
+    CacheOptions.of(None, options, "map")
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
     is_keyed = keys_from(source, key) is not None
@@ -152,6 +155,11 @@ def mapped(
     >>> test = features(test_images, "test-features.zip")
     """
 
+    if callable(path):
+        raise OptionError(
+            "mapped() takes the path of an archive; write @edcache.mapped(), or @edcache.mapped(path)"
+        )
+
     def decorate(fn: Function) -> Callable[..., CachedDataset[Any]]:
         @functools.wraps(fn)
         def call(source: Any, path: str | os.PathLike[str] | None = path) -> CachedDataset[Any]:
@@ -199,7 +207,7 @@ class Mapped(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         sample = self.source[self._positions([index])[0]]
         # Copies, as `fn` may change the sample.
-        kept = {name: deepcopy(taken(sample[name])) for name in self._fields}
+        kept = {name: deepcopy(taken(_field(sample, name))) for name in self._fields}
         kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
             made = self.fn(sample)
@@ -240,7 +248,7 @@ class Mapped(Dataset[Any]):
         for index in range(len(self.source) if fields else 0):
             sample = self.source[self._positions([index])[0]]
             for name, told in fields.items():
-                told.append([*described(sample[name])])
+                told.append([*described(_field(sample, name))])
         kept = [fields[name] if name in fields else self.source.labels.to_list(name) for name in self._keep]
         return [*zip(*([] if tell is None else [tell()]), *kept, strict=True)]
 
@@ -328,7 +336,7 @@ class MappedBatches(Mapped):
     def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
         """Collate some samples. Fields to keep are copied before, since collation transposes a tuple."""
         samples = [samples[position] for position in positions]
-        kept = {name: _column([sample[name] for sample in samples]) for name in self._fields}
+        kept = {name: _column([_field(sample, name) for sample in samples]) for name in self._fields}
         return positions, default_collate(samples), kept
 
     def _call(self, batch: Any) -> Any:
@@ -394,6 +402,14 @@ def _column(values: list[Any]) -> Any:
     is_alike = all(type(value) is torch.Tensor for value in values)
     is_alike = is_alike and len({(value.dtype, value.shape, value.layout) for value in values}) == 1
     return torch.stack(values) if is_alike else values
+
+
+def _field(sample: Any, name: str) -> Any:
+    try:
+        return at(sample, steps(sample, name, "keep="))
+    except OptionError as error:
+        error.option = "keep"  # an argument of the call is wrong, not this sample
+        raise
 
 
 def _shape(sample: Any) -> Any:

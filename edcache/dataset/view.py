@@ -26,7 +26,7 @@ from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.split import oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
-from edcache.format import shown_key
+from edcache.format import key_list, shown_key
 from edcache.labels import (
     checked_indices,
     classes_of,
@@ -105,7 +105,7 @@ class Samples(Readable[T_co]):
 
         Cost: some 2 microseconds a key; nothing is built, and of the mapped table the parts are read that it touches.
         """
-        keys = list(keys)
+        keys = key_list(keys)
         positions = positions_of(self, keys)
         if len(positions) and positions.min() < 0:
             key = keys[int(np.argmin(positions))]

@@ -146,6 +146,7 @@ class RaggedCollate(Special):
     def __repr__(self) -> str:
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
 
+    @cut_traceback
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Collate a list of samples, or the `Batch` that an edcache dataset gives a DataLoader."""
         if len(batch) == 1 and isinstance(batch[0], Batch):
@@ -190,7 +191,7 @@ class RaggedCollate(Special):
         columns = []
         rest = list(samples)
         for path, way in self._ways:
-            places = [steps(sample, path, "collate") for sample in rest]
+            places = [steps(sample, path, "collate()") for sample in rest]
             values = [at(sample, place) for sample, place in zip(rest, places, strict=True)]
             # default_collate takes the rest, with a number in the place of this field.
             rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]

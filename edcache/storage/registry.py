@@ -110,6 +110,15 @@ def loaded(home: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def path_text(path: object) -> str:
+    """Return the text of a path or a URL. Raises: OptionError, it is something else."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise OptionError(
+            f'{article(path)} stands where a path is to stand; give that of an archive, as "train.zip"'
+        )
+    return os.fsdecode(path)
+
+
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
     """Where an archive is, and will be whichever folder this process works in then; nothing is opened.
 
@@ -124,12 +133,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     if given is not None and not isinstance(given, Mapping):
         kind = type(given).__name__
         raise OptionError(f"storage_options of type {kind}; give a dict", option="storage_options")
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise OptionError(
-            f"{article(path)} stands where a path is to stand; give the path of the archive: "
-            'CachedDataset(source, "train.zip")'
-        )
-    text = os.fsdecode(path)
+    text = path_text(path)
     where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
     return where
 

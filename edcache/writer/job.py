@@ -218,7 +218,7 @@ class Carried:
 
 def carried(error: BaseException) -> Carried:
     """Prepare an error for pickling: one that is not edcache's becomes a SourceError, since it may not unpickle."""
-    text = traceback_of(error)
+    text = traceback_of(base.cut_frames(error) if isinstance(error, base.EdcacheError) else error)
     if not isinstance(error, base.EdcacheError):
         error = base.SourceError(f"a worker process raised {type(error).__name__}: {text_of(error)}")
     # If tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.

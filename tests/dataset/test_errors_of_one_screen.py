@@ -6,6 +6,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,30 @@ def cached(folder: Path) -> CachedDataset:
     return CachedDataset(Squares(), folder / "a.zip", in_memory_keys=["label"])
 
 
+def written(at: Path) -> edcache.CacheWriter:
+    return edcache.CacheWriter(at / "w.zip", in_memory_keys=["label"])
+
+
+def keyed(at: Path) -> edcache.KeyedCache:
+    return edcache.KeyedCache(at / "k.zip")
+
+
+def closed(at: Path) -> CachedDataset:
+    ds = cached(at)
+    ds.close()
+    return ds
+
+
+def shut_down() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    return pool
+
+
+def labels_of(batch: Any) -> Any:
+    return {"y": batch["label"]}
+
+
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "the source raises": (
         lambda at: CachedDataset(Squares(3), at / "b.zip"),
@@ -77,6 +102,80 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "samples in Redis": (lambda _: CachedDataset(Squares(), "redis://host/0"), "RedisDataset"),
     "a storage that nobody knows": (lambda _: CachedDataset(Squares(), "nowhere://a.zip"), "s3://"),
+    "an executor's class": (
+        lambda at: CachedDataset(Squares(), at / "b.zip", executor=ThreadPoolExecutor),
+        "give an object of a concurrent.futures.Executor",
+    ),
+    "an executor that was shut down": (
+        lambda at: CachedDataset(Squares(), at / "b.zip", executor=shut_down()),
+        "a task of ThreadPoolExecutor failed: RuntimeError: cannot schedule new futures after shutdown",
+    ),
+    "no path": (lambda _: CachedDataset.from_cache(None), "a NoneType stands where a path"),  # type: ignore[call-overload]
+    "a list of datasets": (
+        lambda at: CachedDataset.from_cache([cached(at)]),  # type: ignore[list-item]
+        "a CachedDataset stands where a path",
+    ),
+    "a list as a label": (
+        lambda at: cached(at).split(0.5, 0.5, stratify=["label"]),  # type: ignore[arg-type]
+        "<list> stands where the name of a label",
+    ),
+    "an empty batch": (lambda at: cached(at).batch([]), "give one index at least"),
+    "one key in the place of keys": (
+        lambda at: keyed(at).get_many("abc", list),
+        "'abc' is one key; give a list of keys",
+    ),
+    "one key of a dataset": (lambda at: cached(at).indices_of("abc"), "'abc' is one key; give a list"),
+    "changes swapped": (
+        lambda at: edcache.changes(Squares(), cached(at)),  # type: ignore[arg-type]
+        "a Squares stands where an archive",
+    ),
+    "map swapped": (
+        lambda at: edcache.map(cached(at), Squares(), at / "m.zip"),  # type: ignore[arg-type]
+        "fn=<CachedDataset>; give a function",
+    ),
+    "map with a name of datasets": (
+        lambda at: edcache.map(len, Squares(), at / "m.zip", num_proc=2),  # type: ignore[call-arg]
+        "map() takes no num_proc",
+    ),
+    "mapped without parentheses": (
+        lambda _: edcache.mapped(len),  # type: ignore[arg-type]
+        "write @edcache.mapped()",
+    ),
+    "a field to keep with a slip": (
+        lambda at: edcache.map(lambda b: {"y": b["label"]}, Squares(), at / "m.zip", keep="lable"),
+        "keep= names 'lable', which the samples do not have; they are dicts with the keys 'x', 'label'",
+    ),
+    "a key with a slip": (
+        lambda at: edcache.map(len, Squares(), at / "m.zip", key="lable"),
+        "key= names 'lable', which the samples do not have",
+    ),
+    "a function of a batch on devices": (
+        lambda at: edcache.map(labels_of, Squares(), at / "m.zip", batch_size=4, devices="cpu"),
+        "with devices= fn is called with the device, cpu, and returns the function of a batch; it raised TypeError",
+    ),
+    "a maker that returns no function": (
+        lambda at: edcache.map(lambda place: None, Squares(), at / "m.zip", batch_size=4, devices="cpu"),
+        "it returned None",
+    ),
+    "a number of devices": (
+        lambda at: edcache.map(labels_of, Squares(), at / "m.zip", batch_size=4, devices=1),  # type: ignore[arg-type]
+        "devices=1: 'int' object is not iterable; leave it out, or name what this machine has",
+    ),
+    "a device with a slip": (lambda at: next(iter(cached(at).loader(1, device="gpu"))), "device='gpu': Exp"),
+    "a device that is not here": (
+        lambda at: next(iter(cached(at).loader(1, device="cuda:99"))),
+        "device='cuda:99': ",
+    ),
+    "a step that is no function": (lambda at: edcache.headroom(DataLoader(Squares()), 5), "step=5; give a f"),  # type: ignore[arg-type]
+    "a transform that is no function": (lambda at: setattr(cached(at), "transform", 3), "transform=3; give"),
+    "a sample that failed": (
+        lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip")[3],
+        "sample 3 failed when it was made: ArithmeticError: no square; a later fill tries again; ds.errors has",
+    ),
+    "a source that became shorter": (
+        lambda at: cached(at).spot_check([Squares()[0]]),
+        "begun for 8 samples, the source has 1 now",
+    ),
 }
 
 
@@ -88,20 +187,6 @@ def test_a_wrong_call_says_what_to_do_within_two_frames_of_the_package(
         call(tmp_path)
     assert text in str(raised.value)
     assert sum(files_of(raised.value)) <= 2
-
-
-def written(at: Path) -> edcache.CacheWriter:
-    return edcache.CacheWriter(at / "w.zip", in_memory_keys=["label"])
-
-
-def keyed(at: Path) -> edcache.KeyedCache:
-    return edcache.KeyedCache(at / "k.zip")
-
-
-def closed(at: Path) -> CachedDataset:
-    ds = cached(at)
-    ds.close()
-    return ds
 
 
 # The text of each stands in other tests.
@@ -279,3 +364,23 @@ def test_a_fill_does_not_count_what_failed_as_cached(
 ) -> None:
     CachedDataset(Squares(3), tmp_path / "a.zip", on_error="skip")
     assert "a.zip: 7 of 8 cached, 1 failed, in 0:00:0" in capfd.readouterr().err
+
+
+def test_the_frames_of_a_source_begin_with_its_own(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as raised:
+        edcache.map(lambda sample: sample["y"], Squares(), tmp_path / "m.zip")
+    assert raised.value.__cause__ is not None
+    assert files_of(raised.value.__cause__)[0] is False
+
+
+def test_values_by_key_are_not_iterated(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(keyed(tmp_path))  # type: ignore[call-overload]
+
+
+def test_a_path_has_no_address_of_an_argument(tmp_path: Path) -> None:
+    @edcache.cachable(tmp_path / "{config}.zip")
+    def squares(config: object) -> Squares:
+        return Squares()
+
+    assert squares.cache_path(object()) == squares.cache_path(object())
