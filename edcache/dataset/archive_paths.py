@@ -30,7 +30,7 @@ def expand_paths(paths: StrPath | Iterable[StrPath]) -> list[str] | None:
         OptionError: an empty list; a file that is named twice.
     """
     if isinstance(paths, str | bytes | os.PathLike):
-        return _expand(os.fsdecode(paths))
+        return _expand(path_text(paths))
     names = map(path_text, paths if isinstance(paths, Iterable) else [paths])
     archives = [path for name in names for path in _expand(name) or [name]]
     if not archives:

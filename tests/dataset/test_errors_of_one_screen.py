@@ -111,6 +111,14 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
         "a task of ThreadPoolExecutor failed: RuntimeError: cannot schedule new futures after shutdown",
     ),
     "no path": (lambda _: CachedDataset.from_cache(None), "a NoneType stands where a path"),  # type: ignore[call-overload]
+    "a URL that was a path": (
+        lambda _: CachedDataset(Squares(), Path("s3://key:secret@bucket/a.zip")),
+        '"s3:/..." stands where "s3://..." is to stand; a pathlib.Path takes a slash away',
+    ),
+    "a URL that was a path to read": (
+        lambda _: CachedDataset.from_cache(Path("https://host/a.zip")),
+        '"https:/..." stands where "https://..."',
+    ),
     "a list of datasets": (
         lambda at: CachedDataset.from_cache([cached(at)]),  # type: ignore[list-item]
         "a CachedDataset stands where a path",
@@ -384,3 +392,11 @@ def test_a_path_has_no_address_of_an_argument(tmp_path: Path) -> None:
         return Squares()
 
     assert squares.cache_path(object()) == squares.cache_path(object())
+
+
+def test_a_folder_that_is_named_like_a_url_is_written_with_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CachedDataset(Squares(), "./s3:/a.zip")
+    assert os.path.isfile(tmp_path / "s3:" / "a.zip")
