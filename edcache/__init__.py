@@ -14,7 +14,7 @@
     copy_to_local   copy a far archive to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     register        let the codec store a class of yours: an enum, a dataclass, any other
-    samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
+    samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ByShape, ChunkShuffle, Mixture: orders for a
                     DataLoader
     headroom        where an epoch's time goes, whether a cache helps, and where to cut
     verify          check every byte of an archive; digest() identifies it

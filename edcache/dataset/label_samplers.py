@@ -1,11 +1,11 @@
-"""Orders by labels: classes equally often, samples by their weight, batches of like lengths."""
+"""Orders by labels: classes equally often, samples by their weight, batches of like lengths or of one shape."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,7 +133,53 @@ class Weighted(EpochSampler):
         return drawn
 
 
-class ByLength(EpochSampler):
+class _InBuckets(EpochSampler):
+    """Batch sampler whose batches each have samples of one bucket; buckets are shuffled in each epoch, and batches.
+
+    Args:
+        positions: of samples, bucket by bucket. buckets: begin, end and batch size of each, in `positions`.
+        is_full: True leaves out batches below global_batch_size, other samples in each epoch.
+    """
+
+    def __init__(
+        self,
+        ds: Sized,
+        positions: Ints,
+        buckets: Sequence[tuple[int, int, int]],
+        is_full: bool,
+        seed: int,
+        **keywords: Unpack[SamplerKeywords],
+    ) -> None:
+        self._positions = positions
+        self._buckets = np.array([(begin, end) for begin, end, _ in buckets], np.int64).reshape(-1, 2)
+        none = np.empty(0, np.int64)
+        self._begins = np.concatenate([none, *(np.arange(*bucket) for bucket in buckets)])
+        self._ends = np.concatenate(
+            [none, *(np.minimum(np.arange(*one) + one[2], one[1]) for one in buckets)]
+        )
+        shared = keywords.get("global_batch_size")
+        if is_full:
+            full = self._ends - self._begins == shared
+            self._begins, self._ends = self._begins[full], self._ends[full]
+        self._arrays = [self._positions, self._begins, self._ends, self._buckets]
+        count = len(self._begins) if shared is None else int((self._ends - self._begins).sum())
+        super().__init__(ds, count, seed, **keywords)
+        self._gives_lists = True
+
+    def _drawn(self, epoch: int) -> EpochDraws:
+        size, random, positions = self.global_batch_size, stream(self.seed, epoch), self._positions.copy()
+        for begin, end in self._buckets.tolist():
+            random.shuffle(positions[begin:end])
+        # A last step of all ranks that is not full stays at the end.
+        batches = np.arange(len(self._begins))
+        random.shuffle(batches[: None if size is None else self._count // size])
+        begins, lengths = self._begins[batches], (self._ends - self._begins)[batches]
+        bounds = np.append(0, np.cumsum(lengths))
+        drawn = positions[np.repeat(begins - bounds[:-1], lengths) + np.arange(bounds[-1])]
+        return Batches(drawn, bounds) if size is None else drawn
+
+
+class ByLength(_InBuckets):
     """Batch sampler whose batches have samples of similar length.
 
     Args:
@@ -191,26 +237,48 @@ class ByLength(EpochSampler):
             most = "" if max_tokens is None else f", max_tokens={max_tokens:,}"
             raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
         rising = np.argsort(values, kind="stable")
-        self._sorted = rising[::-1].copy()
         buckets = [*_buckets(values[rising], batch_size or global_size, max_tokens, bucket)]
-        self._bounds = np.concatenate([*(np.arange(*each) for each in buckets), [len(values)]])
-        self._buckets = np.array([*(begin for begin, _, _ in buckets), len(values)])
-        self._arrays = [self._sorted, self._bounds, self._buckets]
-        count = len(self._bounds) - 1 if global_size is None else len(values)
-        super().__init__(ds, count, seed, **keywords)
-        self._gives_lists = True
+        super().__init__(ds, rising[::-1].copy(), buckets, False, seed, **keywords)
 
-    def _drawn(self, epoch: int) -> EpochDraws:
-        size, random, positions = self.global_batch_size, stream(self.seed, epoch), self._sorted.copy()
-        for begin, end in itertools.pairwise(self._buckets.tolist()):
-            random.shuffle(positions[begin:end])
-        # A last step of all ranks that is not full stays at the end.
-        batches = np.arange(len(self._bounds) - 1)
-        random.shuffle(batches[: None if size is None else self._count // size])
-        lengths = np.diff(self._bounds)[batches]
-        bounds = np.append(0, np.cumsum(lengths))
-        sources = np.repeat(self._bounds[batches] - bounds[:-1], lengths) + np.arange(len(positions))
-        return Batches(positions[sources], bounds) if size is None else positions[sources]
+
+class ByShape(_InBuckets):
+    """Batch sampler whose batches have samples of one shape, so that they stack.
+
+    Args:
+        ds: a cache, a view, or any object with `len` and `.labels`.
+        shapes: the name of a label column of any type of single values, such as "512x768"; or an array [len(ds)].
+            Samples without a value are not drawn.
+        batch_size: the number of samples in a batch. A shape's last batch in an epoch may be smaller.
+        global_batch_size: used instead. It is the number of samples in a batch of all ranks together, which they
+            share. All batches are full; the rest of a shape is left out, other samples in each epoch.
+        seed, uneven, num_replicas, rank: as in `EpochSampler`; the ranks divide batches.
+    Raises:
+        UnknownLabelError: 'no label "size"; this archive has: shape; did you mean shape?'.
+        OptionError: "give either batch_size or global_batch_size"; an array has the wrong length.
+
+    Any label will do: latents of several resolutions, films of several lengths, texts of several languages.
+
+    Cost: 8 bytes a sample, and as `Balanced` to make it. The order of an epoch takes 8 bytes and 0.04 us a sample, and
+    5 us a shape.
+
+    >>> DataLoader(ds, batch_sampler=edcache.samplers.ByShape(ds, "shape", 16))
+    """
+
+    def __init__(
+        self,
+        ds: Sized,
+        shapes: LabelOrValues,
+        batch_size: int | None = None,
+        seed: int = 0,
+        **keywords: Unpack[SamplerKeywords],
+    ) -> None:
+        shared = keywords.get("global_batch_size")
+        if (batch_size is None) == (shared is None):
+            raise OptionError("give either batch_size or global_batch_size")
+        size = check_count("batch_size", batch_size if shared is None else shared)
+        positions, starts = by_class(column_of(ds, shapes))
+        buckets = [(begin, end, size) for begin, end in itertools.pairwise(starts.tolist())]
+        super().__init__(ds, positions, buckets, shared is not None, seed, **keywords)
 
 
 def permuted_rows(random: np.random.RandomState, rows: int, columns: int) -> Ints:

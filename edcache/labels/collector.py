@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from edcache import format
-from edcache.base import LabelError, described
+from edcache.base import Ints, LabelError, described
 from edcache.format import EXACT, is_widened, merged, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec, OfIndex, value_of
 from edcache.labels.label_types import NotALabel, array_of, beyond_exact, typed, typed_column
 
 _PIECE = 1 << 20
+_NONE = np.empty(0, np.int64)
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 _FLOATS = (np.float16, np.float32, np.float64)
 _INTEGERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"])
@@ -27,7 +28,8 @@ class LabelCollector:
     """Collector of the labels of samples, one after another, into a table per chunk.
 
     The error for a value that does not fit the columns so far, or `seen`, the columns of the archive, names its sample.
-    The types of a chunk's table hold the values of all earlier chunks too.
+    The types of a chunk's table hold the values of all earlier chunks too. Labels that the index tells are no work of a
+    sample: the table takes them from their arrays.
     """
 
     def __init__(
@@ -38,6 +40,8 @@ class LabelCollector:
         self._columns = columns or [
             _Column(name, source, types.get(name, pa.null())) for name, source in spec.sources.items()
         ]
+        self._of_sample = [column for column in self._columns if not isinstance(column.source, OfIndex)]
+        self._own = spec.only([column.name for column in self._of_sample])
         self._rows = 0
 
     def __len__(self) -> int:
@@ -46,16 +50,16 @@ class LabelCollector:
 
     def add(self, index: int, sample: Any) -> None:
         """Append the labels of one sample; LabelError names it, and changes nothing."""
-        if self._columns:
-            self.add_values(index, self.spec.extract(index, sample))
+        if self._of_sample:
+            self.add_values(index, self._own.extract(index, sample))
         else:
             self._rows += 1
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
-        """Append the values of a sample, one for each column; raises as `add`."""
+        """Append the values of a sample, one for each column that its index does not tell; raises as `add`."""
         rows = self._rows
         try:
-            for column, value in zip(self._columns, values, strict=True):
+            for column, value in zip(self._of_sample, values, strict=True):
                 column.add(index, value)
             self._rows += 1
         finally:
@@ -69,11 +73,8 @@ class LabelCollector:
         """
         rows, count = self._rows, len(indices)
         try:
-            for column in self._columns:
+            for column in self._of_sample:
                 label, source = (column.name, column.source), column.source
-                if isinstance(source, OfIndex):
-                    column.add_all(indices, source.of(indices))
-                    continue
                 values = None if callable(source) else value_of(*label, indices[0], columns)
                 # A tree of columns is no column of trees.
                 if callable(source) or isinstance(values, (dict, tuple)):
@@ -87,11 +88,18 @@ class LabelCollector:
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` samples; at most the last addition may go."""
         self._rows = rows
-        for column in self._columns:
+        for column in self._of_sample:
             column.truncate(rows)
 
-    def table(self) -> pa.Table:
-        """Make the table of the samples added so far, row i = i-th of them."""
+    def table(self, samples: Ints = _NONE) -> pa.Table:
+        """Make the table of the samples added so far, row i = i-th of them.
+
+        samples: their indices, int64 [n], if the index tells a label.
+        """
+        for column in self._columns:
+            if isinstance(column.source, OfIndex):
+                column.truncate(0)  # of an interrupted call
+                column.add_all(samples.tolist(), column.source.of(samples))
         return pa.table([column.array() for column in self._columns], names=list(self.spec.names))
 
     def successor(self) -> LabelCollector:

@@ -7,9 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from edcache.base import LabelError, OptionError, article, foreign_code, shown
+from edcache.base import Ints, LabelError, OptionError, article, foreign_code, shown
 from edcache.codec import namedtuple_fields
 from edcache.format import MAX_NAME_NBYTES, column_name, from_numpy, pa
 
@@ -28,11 +26,11 @@ class OfIndex:
         value = self.values[index]
         return value.as_py() if isinstance(value, pa.Scalar) else value
 
-    def of(self, indices: Sequence[int]) -> list[Any] | pa.Array:
+    def of(self, indices: Ints) -> list[Any] | pa.Array:
         """Return the values of samples."""
         if isinstance(self.values, pa.Array):
-            return self.values.take(from_numpy(np.array(indices, np.int64), pa.int64()))
-        return [self.values[index] for index in indices]
+            return self.values.take(from_numpy(indices, pa.int64()))
+        return [self.values[index] for index in indices.tolist()]
 
 
 _CONTAINERS = frozenset({dict, tuple, list})

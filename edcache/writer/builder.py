@@ -267,7 +267,7 @@ class ChunkBuilder:
         rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, np.searchsorted(used, schema)
         rows["crc32"] = _record_crc32s(data, np.asarray(offset), nbytes)
         schemas = [self._encoder.schemas[known] for known in used]
-        chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
+        chunk = Chunk(samples.copy(), rows, self._collector.table(samples), schemas, data, continues)
         self.discard()
         return chunk
 

@@ -152,10 +152,10 @@ def _publish(
             _remove_stages(appender.path)  # by another process, which left the ones in use
             return None
         contents = Contents(appender.chain, appender.file.pread, appender.table)
-        if KEY_COLUMN in contents.schema.names:
-            keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
         start = max(contents.length, appender.chain.end_index)
         if appender.chain.cursor not in known:
+            if KEY_COLUMN in contents.schema.names:
+                keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
             known.clear()
             known[appender.chain.cursor] = _found(keyed, contents, 0, np.full(len(keyed), -1))
         places = known[appender.chain.cursor].copy()

@@ -293,9 +293,8 @@ class _Keys:
         is_known = _are_there(order, root.length)
         place = np.full(root.length, -1)
         rows = np.flatnonzero(is_known)
-        place[order[rows][::-1]] = rows[
-            ::-1
-        ]  # the first place of one that stands there twice is assigned last
+        # Backwards: the first place of a sample that stands there twice is assigned last.
+        place[order[rows][::-1]] = rows[::-1]
         has_key = np.zeros(root.length, np.bool_)
         has_key[named] = True
         is_known[rows] = has_key[order[rows]]

@@ -17,12 +17,13 @@ from written import write
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import OptionError
-from edcache.samplers import Balanced, ByLength, ChunkShuffle, Sequential, Shuffle, Weighted
+from edcache.samplers import Balanced, ByLength, ByShape, ChunkShuffle, Sequential, Shuffle, Weighted
 
 # With `uneven` and `global_batch_size`: batches by length are of the whole job then.
 SHARED = {name: make for name, make in MAKE.items() if not name.startswith("By")} | {
     "Sequential": Sequential,
     "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", **o),
+    "ByShape": lambda ds, **o: ByShape(ds, "label", **o),
 }
 LIVES = st.lists(
     st.tuples(st.sampled_from([1, 2, 3, 8, 5]), st.integers(1, 9), st.integers(0, 6)), max_size=6

@@ -27,7 +27,7 @@ from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.samplers import chunk_size, chunks_of
 from edcache.errors import OptionError, UnknownLabelError
-from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
+from edcache.samplers import Balanced, ByLength, ByShape, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 203
 
@@ -68,6 +68,7 @@ MAKE = {
     "Weighted": lambda ds, **o: Weighted(ds, "weight", **o),
     "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", 8, **o),
     "ByTokens": lambda ds, **o: ByLength(ds, "n_tokens", max_tokens=400, **o),
+    "ByShape": lambda ds, **o: ByShape(ds, "label", 8, **o),
     "ChunkShuffle": lambda ds, **o: ChunkShuffle(ds, 3, **o),
 }
 every_sampler = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
@@ -540,6 +541,46 @@ def test_by_length_refuses(options, text):
     assert str(caught.value) == text
 
 
+# --- ByShape ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=scaled(60))
+@given(
+    st.lists(st.sampled_from(["1x2", "2x1", "3x3", None]), max_size=60), st.integers(1, 9), st.integers(1, 3)
+)
+def test_by_shape_every_batch_has_one_shape(shapes, size, ranks):
+    ds = Labelled(len(shapes), shape=np.array(shapes, object))
+    counts = Counter(shape for shape in shapes if shape is not None)
+    batches = list(ByShape(ds, "shape", size))
+    assert all(len({shapes[k] for k in batch}) == 1 for batch in batches)
+    assert sorted(flat(batches)) == [k for k, shape in enumerate(shapes) if shape is not None]
+    assert len(batches) == sum(-(-count // size) for count in counts.values())
+
+    size *= ranks
+    shares = [
+        list(ByShape(ds, "shape", global_batch_size=size, num_replicas=ranks, rank=k)) for k in range(ranks)
+    ]
+    steps = [flat(step) for step in zip(*shares, strict=True)]
+    assert all(len(step) == len(set(step)) == size for step in steps)
+    assert all(len({shapes[k] for k in step}) == 1 for step in steps)
+    assert len(steps) == sum(count // size for count in counts.values())
+
+
+def test_by_shape_others_meet_in_every_epoch_and_others_are_left_out():
+    ds = Labelled(400, shape=np.arange(400) % 3)
+    sampler = ByShape(ds, "shape", global_batch_size=32)
+    first, second = ([frozenset(batch) for batch in sampler] for _ in range(2))
+    assert not set(first) & set(second)
+    assert frozenset().union(*first) != frozenset().union(*second)
+    assert [min(step) % 3 for step in first] != sorted(min(step) % 3 for step in first)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2, "global_batch_size": 2}])
+def test_by_shape_refuses_none_or_two_sizes(options):
+    with pytest.raises(OptionError, match="^give either batch_size or global_batch_size$"):
+        ByShape(some(9), "label", **options)
+
+
 # --- ChunkShuffle -------------------------------------------------------------------------------------
 
 
@@ -687,7 +728,7 @@ def test_chunk_shuffle_reads_a_growing_archive_as_it_was(tmp_path):
 
 def loader_of(make, ds, **options):
     sampler = make(ds, seed=2, **options)
-    size = None if isinstance(sampler, ByLength) else 8
+    size = None if isinstance(sampler, (ByLength, ByShape)) else 8
     return ds.select("x").loader(size, sampler=sampler)
 
 
@@ -727,7 +768,7 @@ def test_the_loaders_own_state_resumes_amid_an_epoch(make, ds, tally):
 @every_sampler
 def test_the_loader_follows_a_sampler_that_is_told_of_an_epoch(make, ds):
     sampler = make(ds)
-    loader = ds.select("x").loader(None if isinstance(sampler, ByLength) else 8, sampler=sampler)
+    loader = ds.select("x").loader(None if isinstance(sampler, (ByLength, ByShape)) else 8, sampler=sampler)
     sampler.set_epoch(5)
     fifth = read(loader)
     loader.set_epoch(5)

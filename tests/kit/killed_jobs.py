@@ -37,6 +37,7 @@ ORDERS = {
     "Balanced": lambda ds, **o: samplers.Balanced(ds, "label", **o),
     "Weighted": lambda ds, **o: samplers.Weighted(ds, "weight", **o),
     "ByLength": lambda ds, **o: samplers.ByLength(ds, "n_tokens", **o),
+    "ByShape": lambda ds, **o: samplers.ByShape(ds, "label", **o),
     "mix": lambda ds, **o: edcache.mix([ds[:60], ds[60:100], ds[100:]], [5, 3, 2], num_samples=LENGTH, **o),
     "loader": None,
 }

@@ -146,6 +146,16 @@ def test_a_setting_of_the_source_makes_the_archive_stale(tmp_path, log):
         filled(Named(log, "abcd", setting=2000), path)
 
 
+def test_a_list_that_appears_or_goes_is_no_setting_of_samples_with_versions(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, "abc"), path)
+    for names, notes in (("abcd", [1, 2, 3, 4]), ("abcde", None), ("abcdef", [1, 2, 3])):
+        source = Named(log, names)
+        if notes is not None:
+            source.notes = notes
+        assert len(filled(source, path)) == len(names)
+
+
 class Plain:
     """Without versions: what the source has for each sample tells samples apart."""
 
