@@ -66,10 +66,9 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         batch_size: the number of samples in a call of `fn`. A killed process loses its batch, and the results of the
             last 0.02 seconds. Samples of several shapes are a batch for each. If there is no memory for a batch, its
             halves are tried. If `fn` raises for another reason, each sample is tried alone.
-        devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
-            this rank. One process computes on each. `fn` is then an nn.Module, which is moved there, or a function of
-            the device that returns the function of a batch. Batches are moved there, and results back. The default is
-            the device of the parameters of `fn`, if it has any.
+        devices: "cuda:0", a list, or "auto": all CUDA devices of the machine, or under torchrun the one of this rank.
+            One process computes on each. `fn` is then an nn.Module, which is moved there, or a function of the device
+            that returns the function of a batch. The default is the device of the parameters of `fn`.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
             stays a label. A field is kept as `source` gave it, also if `fn` changes its input.
         key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
@@ -88,18 +87,16 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     >>> encoder = load_encoder().eval()
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
     """
-    if not callable(fn):
-        raise OptionError(f"fn={base.shown(fn)}; give a function, or an nn.Module: map(fn, source, path)")
     writer.check_source(source, str(path))
+    CacheOptions.of(None, keywords, "map")
     options: dict[str, Any] = dict(keywords)
-    CacheOptions.of(None, options, "map")
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
     is_keyed = keys_from(source, key) is not None
     options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
-    if batch_size is None and devices is not None:
-        raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
     if batch_size is None:
+        if devices is not None:
+            raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
         return CachedDataset(Mapped(check_frozen(fn), source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
@@ -185,6 +182,8 @@ class Mapped(Dataset[Any]):
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
+        if not callable(fn):
+            raise OptionError(f"fn={base.shown(fn)}; give a function, or an nn.Module: map(fn, source, path)")
         self.fn, self.source, self.version = fn, source, version
         self._keep, self._labels = keep, labels
         self._fields = [name for name in keep if name not in labels]
