@@ -20,7 +20,6 @@ from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
 from .frames import cut_frames as cut_frames
 from .frames import cut_traceback as cut_traceback
-from .frames import cut_tracebacks as cut_tracebacks
 from .frames import is_debugging as is_debugging
 from .frames import warn as warn
 from .guards import foreign_code as foreign_code

@@ -6,9 +6,9 @@ all frames of an error that is not ours and has none of ours above it: it may be
 An error of ours below another one, which repeats its text with a place in front, is no cause that a user looks for:
 the chain goes on at what raised it.
 
-Every public class is under `cut_tracebacks`, and every public function under `cut_traceback`
-(tests/dataset/test_errors_of_one_screen.py walks them). Reading one item is measured in microseconds, so the methods
-that do it, and the ones that look at their caller's frame, call `cut_frames` where they catch.
+Every public class and function is under `cut_traceback`; tests/dataset/test_errors_of_one_screen.py walks them. To read
+one item takes microseconds, and a wrapper a tenth of one: methods that do so, and the ones that look at their caller's
+frame, catch an error themselves and call `cut_frames`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import FrameType, FunctionType, TracebackType
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from edcache.base.errors import EdcacheError
 
-P = ParamSpec("P")
-Returned = TypeVar("Returned")
-Class = TypeVar("Class")
+Door = TypeVar("Door", bound=Callable[..., Any])
 
 # Frames of torch.utils.data, which calls a dataset, and of the standard library, through which we call ourselves.
 _PASSED: Final = re.compile(
@@ -59,11 +57,29 @@ def is_debugging() -> bool:
     return os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0")
 
 
-def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Decorate a public function: an error of ours goes through `cut_frames`."""
+def cut_traceback(door: Door) -> Door:
+    """Decorate a public function, or a class with its constructor, calls, public methods and properties.
 
+    An error of ours that leaves them goes through `cut_frames`.
+    """
+    if not isinstance(door, type):
+        return _cutting(door)  # type: ignore[return-value]
+    for name, member in [*vars(door).items()]:
+        if name.startswith("_") and name not in ("__init__", "__call__"):
+            continue
+        if isinstance(member, FunctionType):
+            setattr(door, name, _cutting(member))
+        elif isinstance(member, classmethod):
+            setattr(door, name, classmethod(_cutting(member.__func__)))
+        elif isinstance(member, property):
+            read, change = (one and _cutting(one) for one in (member.fget, member.fset))
+            setattr(door, name, property(read, change, doc=member.__doc__))
+    return door
+
+
+def _cutting(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def public(*args: P.args, **keywords: P.kwargs) -> Returned:
+    def public(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
         except EdcacheError as error:
@@ -71,21 +87,6 @@ def cut_traceback(function: Callable[P, Returned]) -> Callable[P, Returned]:
             raise cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     return public
-
-
-def cut_tracebacks(kind: type[Class]) -> type[Class]:
-    """Decorate a public class: `cut_traceback` for its constructor, calls, public methods and properties."""
-    for name, member in [*vars(kind).items()]:
-        if name.startswith("_") and name not in ("__init__", "__call__"):
-            continue
-        if isinstance(member, FunctionType):
-            setattr(kind, name, cut_traceback(member))
-        elif isinstance(member, classmethod):
-            setattr(kind, name, classmethod(cut_traceback(member.__func__)))
-        elif isinstance(member, property):
-            read, change = (one and cut_traceback(one) for one in (member.fget, member.fset))
-            setattr(kind, name, property(read, change, doc=member.__doc__))
-    return kind
 
 
 def cut_frames(error: EdcacheError) -> EdcacheError:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 import numpy as np
 
 from edcache.base.errors import OptionError
-from edcache.base.frames import cut_tracebacks
+from edcache.base.frames import cut_traceback
 from edcache.base.wording import shown, suggestion
 
 Verify: TypeAlias = Literal["touch", "always", "never"]
@@ -322,7 +322,7 @@ class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
     keep_existing: bool
 
 
-@cut_tracebacks
+@cut_traceback
 @dataclass(frozen=True)
 class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     """All options of `CachedDataset` and `@cachable`.

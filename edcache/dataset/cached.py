@@ -41,7 +41,7 @@ class Source(Protocol[T_co]):
         """Return the sample at an index."""
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 @takes(CacheOptions)
 class CachedDataset(Samples[T_co]):
     """Map-style dataset whose samples are computed once, stored in one archive, and read from it.

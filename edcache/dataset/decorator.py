@@ -31,7 +31,7 @@ P = ParamSpec("P")
 _Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 class CachedFactory(Generic[P, T_co]):
     """Dataset factory whose datasets are cached; the result of `@cachable`.
 

@@ -43,7 +43,7 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
-from edcache.base import Ints, OptionError, check_count, cut_tracebacks, once, shown
+from edcache.base import Ints, OptionError, check_count, cut_traceback, once, shown
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.orders import EpochDraws, RankOrder, RankSteps
@@ -137,7 +137,7 @@ class EpochSampler(DistributedSampler[Any]):
         if len(named) < len(own.parameters):
             named += [one for one in ours if one.kind is one.KEYWORD_ONLY]
         make.__signature__ = own.replace(parameters=named)
-        cut_tracebacks(cls)
+        cut_traceback(cls)
 
     _may_repeat = False  # True if a sample may be drawn twice an epoch
     _arrays: Sequence[npt.NDArray[Any]] = ()  # that determine the order

@@ -78,7 +78,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 """Record of a value: sample number, row as in memory, text of its schema."""
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
     """Values by key, each computed once, in one archive that any number of processes of this host share.

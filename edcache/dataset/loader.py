@@ -22,16 +22,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import (
-    EdcacheError,
-    MissingDependencyError,
-    OptionError,
-    check_count,
-    cut_frames,
-    cut_tracebacks,
-    foreign_code,
-    shown,
-)
+from edcache import base
+from edcache.base import MissingDependencyError, OptionError, check_count
 from edcache.codec import decode_in
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.epoch import ENDED, EpochSampler
@@ -48,7 +40,7 @@ _Made = tuple[list[Any], BaseException | None]
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
-@cut_tracebacks
+@base.cut_traceback
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and describes its options.
 
@@ -154,8 +146,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._epoch()
-        except EdcacheError as error:
-            raise cut_frames(error)  # noqa: B904 - the same error, with its cause
+        except base.EdcacheError as error:
+            raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     def _epoch(self) -> Iterator[Any]:
         """Yield the batches of an epoch; a batch that is handed out counts as taken."""
@@ -305,14 +297,14 @@ def _place_of(device: torch.device | str | None) -> torch.device:
         return torch.empty(0, device=device).device
 
 
-def device_errors(option: str, device: object) -> foreign_code:
+def device_errors(option: str, device: object) -> base.foreign_code:
     """Run code of torch in a `with` block: its error is an OptionError about a device that is none, or is not here."""
 
     def refused(error: Exception) -> OptionError:
-        text = f"{option}={shown(device)}: {str(error).splitlines()[0]}"
+        text = f"{option}={base.shown(device)}: {str(error).splitlines()[0]}"
         return OptionError(f'{text}; leave it out, or name what this machine has, as "cpu"', option=option)
 
-    return foreign_code(refused)
+    return base.foreign_code(refused)
 
 
 class BatchThreads(ThreadPoolExecutor):

@@ -43,7 +43,7 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 class Memoized(Generic[P, V]):
     """Function whose results are kept; the result of `memoize`."""
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _MOST_ITEMS, _MOST_TEXT = 6, 120
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
@@ -518,7 +518,7 @@ class Samples(Readable[T_co]):
         return self._view(step, selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 class View(Samples[T_co]):
     """View of a dataset: some samples, in some order, perhaps with some fields only or with a transform.
 

@@ -106,7 +106,7 @@ def _without_columns(num_rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
-@base.cut_tracebacks
+@base.cut_traceback
 class Labels(Mapping[str, npt.NDArray[Any]]):
     """Label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
 

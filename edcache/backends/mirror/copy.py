@@ -9,21 +9,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-from edcache import storage
+from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import BlockFetcher, Origin, Pinned
 from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
-from edcache.base import (
-    ArchiveExistsError,
-    OptionError,
-    Progress,
-    Show,
-    StorageError,
-    cut_traceback,
-    human_bytes,
-)
+from edcache.base import ArchiveExistsError, OptionError, Progress, Show, StorageError, human_bytes
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located
 from edcache.writer import PARTIAL, note_use
@@ -41,7 +33,7 @@ class Copied(NamedTuple):
     fetched: int
 
 
-@cut_traceback
+@base.cut_traceback
 def copy_to_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],
