@@ -58,14 +58,14 @@ def is_debugging() -> bool:
 
 
 def cut_traceback(door: Door) -> Door:
-    """Decorate a public function, or a class with its constructor, calls, public methods and properties.
+    """Decorate a public function, or a class with its constructor, calls, length, public methods and properties.
 
     An error of ours that leaves them goes through `cut_frames`.
     """
     if not isinstance(door, type):
         return _cutting(door)  # type: ignore[return-value]
     for name, member in [*vars(door).items()]:
-        if name.startswith("_") and name not in ("__init__", "__call__"):
+        if name.startswith("_") and name not in ("__init__", "__call__", "__len__"):
             continue
         if isinstance(member, FunctionType):
             setattr(door, name, _cutting(member))

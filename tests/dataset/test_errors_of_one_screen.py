@@ -216,6 +216,7 @@ DEEP: dict[str, Callable[[Path], object]] = {
         CachedDataset(Squares(3), at / "b.zip", on_error="skip").select("label").loader(2)
     ),
     "a closed dataset": lambda at: closed(at)[0],
+    "the length of a closed dataset": lambda at: len(closed(at)),
     "labels of a closed dataset": lambda at: closed(at).labels,
     "a batch beyond the end": lambda at: cached(at).batch([99]),
     "counts": lambda at: cached(at).labels.counts("lable"),
