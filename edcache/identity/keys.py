@@ -32,7 +32,7 @@ from edcache.format import (
     stored_keys,
 )
 from edcache.identity.recipe import has_method, tells, values_of
-from edcache.identity.settings import Settings
+from edcache.identity.settings import Settings, columns_of, is_table
 
 VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
@@ -339,6 +339,9 @@ def guessed(source: Any) -> list[str]:
 
 def _plain(values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
+    if is_table(values):
+        columns = [_plain(column) for column in columns_of(values)]
+        return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
         dtype = values.dtype
         is_viewed = isinstance(dtype, np.dtype) and dtype.isnative and dtype.char in _VIEWED

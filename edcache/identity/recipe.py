@@ -26,7 +26,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from edcache.identity.settings import (
     Parts,
     Settings,
     digest_of,
+    is_table,
     name_of,
     parts_of,
     shortened,
@@ -57,6 +58,7 @@ _NAMES: Final = frozenset({"settings", "asks", "code", "columns", "count", "stat
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
+_Told: TypeAlias = Literal["", "keys", "versions"]
 # Descriptions of None and of empty containers, which reading may fill.
 _EMPTY: Final = (None, ["{}"], ["[]"], ["set()"])
 _NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, frozenset, list, set, tuple)
@@ -165,7 +167,7 @@ def recipe_of_call(
     held, changing = _held(factory)
     given = {**held, **arguments, **changing}
     leaves = [(name, _Leaf(value, name not in changing, False, True)) for name, value in given.items()]
-    exact, asks = _described(_opened(leaves, None, False), walk, "argument")
+    exact, asks = _described(_opened(leaves, None, ""), walk, "argument")
     reached = reached_from([factory, *walk.met.values()])
     version_now = Settings().describe(version).exact
     settings = {"factory": name_of(factory), **exact, **_weights(reached, walk), "version": version_now}
@@ -283,8 +285,8 @@ def values_of(source: Any) -> dict[str, Any]:
 
 def _leaves_of(source: Any, count: int | None) -> dict[str, _Leaf]:
     """List the attributes of a source by name."""
-    has_versions = tells(source, "sample_key") and tells(source, "sample_version")
-    return _leaves(source, count, has_versions)
+    told: _Told = "versions" if tells(source, "sample_version") else "keys"
+    return _leaves(source, count, told if tells(source, "sample_key") else "")
 
 
 def _count_of(source: Any) -> int | None:
@@ -325,22 +327,22 @@ class _Leaf(NamedTuple):
     word: str = ""
 
 
-def _leaves(source: Any, count: int | None, has_versions: bool) -> dict[str, _Leaf]:
+def _leaves(source: Any, count: int | None, told: _Told) -> dict[str, _Leaf]:
     """List the attributes of a source by name, and in the place of an object among them its own, if few.
 
-    has_versions: True leaves out what they tell.
+    told: what a source tells of its samples. Versions leave out what they stand for.
     """
     root = _Leaf(source, True, False)
-    waiting = _children("", root, has_versions)[1]
+    waiting = _children("", root, told)[1]
     if not waiting and (
         type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
     ):
-        return {"content": root._replace(is_column=_has_items(source, count, has_versions))}
-    return _opened(waiting, count, has_versions, id(source))
+        return {"content": root._replace(is_column=_has_items(source, count, told))}
+    return _opened(waiting, count, told, id(source))
 
 
 def _opened(
-    named: Iterable[tuple[str, _Leaf]], count: int | None, has_versions: bool, around: int = 0
+    named: Iterable[tuple[str, _Leaf]], count: int | None, told: _Told, around: int = 0
 ) -> dict[str, _Leaf]:
     """List values by name. An object among them is listed by its own attributes, and so on, up to `_MOST_LEAVES`.
 
@@ -350,23 +352,21 @@ def _opened(
     for name, leaf in waiting:
         if name == "in_memory_keys":  # they name labels
             continue
-        is_column = not leaf.is_fixed and _has_items(leaf.value, count, has_versions)
+        is_column = not leaf.is_fixed and _has_items(leaf.value, count, told)
         leaves[name] = leaf._replace(is_column=is_column)
         if is_column or id(leaf.value) in seen or len(waiting) > _MOST_LEAVES:
             continue
-        word, children = _children(name, leaf, has_versions)
+        word, children = _children(name, leaf, told)
         if children and len(waiting) + len(children) <= _MOST_LEAVES:
             seen.add(id(leaf.value))
             leaves[name] = leaf._replace(word=word)
-            if (
-                has_versions and children[0][1].is_told
-            ):  # its class may be another one: a cache, and a view of it
-                del leaves[name]
+            if told == "versions" and children[0][1].is_told:
+                del leaves[name]  # its class may be another one: a cache, and a view of it
             waiting += children
     return leaves
 
 
-def _children(name: str, leaf: _Leaf, has_versions: bool) -> tuple[str, list[tuple[str, _Leaf]]]:
+def _children(name: str, leaf: _Leaf, told: _Told) -> tuple[str, list[tuple[str, _Leaf]]]:
     """Return the attributes of an object, or the items of a short list or dict of objects, by full names.
 
     Returns: the word for the object itself, and these.
@@ -383,9 +383,17 @@ def _children(name: str, leaf: _Leaf, has_versions: bool) -> tuple[str, list[tup
     if parts is None or (name and parts.is_content and not _is_dataset(value)):
         return "", []
     is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
-    is_told, left = leaf.is_told or parts.is_told, parts.columns if has_versions else ()
+    is_told, left = (
+        leaf.is_told or parts.is_told,
+        parts.columns if told == "versions" and parts.is_told else (),
+    )
+    # The rows of a table come and go with keys: then a sample that is computed again tells whether others changed.
+    rows = parts.columns if told and not parts.is_told else ()
     exact = [(key, part) for key, part in parts.exact.items() if key not in left]
-    children = [(f"{dot}{key}", _Leaf(part, leaf.is_exact, is_told, is_fixed)) for key, part in exact]
+    children = [
+        (f"{dot}{key}", _Leaf(part, leaf.is_exact and key not in rows, is_told, is_fixed))
+        for key, part in exact
+    ]
     asking = [(f"{dot}{key}", _Leaf(part, False, False, is_fixed)) for key, part in parts.asking.items()]
     return parts.word, children + asking
 
@@ -409,13 +417,17 @@ def _is_dataset(value: Any) -> bool:
     )
 
 
-def _has_items(value: Any, count: int | None, has_versions: bool) -> bool:
-    """True for a list, tuple, range, dict or array with one item a sample."""
+def _has_items(value: Any, count: int | None, told: _Told) -> bool:
+    """True for a list, tuple, range, dict or array with one item a sample; with keys for a table too."""
     if count is None:
         return False
     if isinstance(value, _VALUES):
         return type(value) in _VALUES and len(value) == count
-    if type(value) is dict or (has_versions and hasattr(value, "__array__")):
+    if (
+        type(value) is dict
+        or (told == "versions" and hasattr(value, "__array__"))
+        or (told and is_table(value))
+    ):
         return len(value) == count
     is_array = isinstance(value, np.ndarray | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
     is_array = is_array and not getattr(value, "is_nested", False)

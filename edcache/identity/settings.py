@@ -276,7 +276,8 @@ class Parts(NamedTuple):
     """Parts of a value, which describe it.
 
     word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
-    first count in the text, the others only ask. columns: names of parts with one value a sample.
+    first count in the text, the others only ask. columns: names of parts with one value a sample, or with all rows of
+    a table.
     is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
     container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
     """
@@ -510,10 +511,11 @@ def _parts_of_table(value: Any) -> Parts | None:
     kind = type(value)
     library, name = kind.__module__.partition(".")[0], name_of(kind)
     if library == "datasets" and hasattr(value, "_fingerprint"):
-        return Parts(name, {"_fingerprint": value._fingerprint}, {})  # which changes with every operation
+        # It changes with every operation.
+        return Parts(name, {"_fingerprint": value._fingerprint}, {}, ("_fingerprint",))
     if library in ("polars", "pyarrow") and hasattr(value, "schema"):
         made = value.to_dict(as_series=False) if library == "polars" else value.to_pydict()
-        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {})
+        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {}, ("values",))
     if library != "pandas":
         return None
     if hasattr(value, "iloc"):
@@ -521,8 +523,32 @@ def _parts_of_table(value: Any) -> Parts | None:
         # Level by level: the values of an index of several are tuples, which have no dtypes.
         levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
         names = value.attrs, [list(axis.names) for axis in value.axes]
-        return Parts(name, {"names": names, "columns": [_column(part) for part in (*levels, *columns)]}, {})
+        held = [_column(part) for part in (*levels, *columns)]
+        return Parts(name, {"names": names, "columns": held}, {}, ("columns",))
     return Parts(name, {"values": _column(value)}, {}) if hasattr(value, "dtype") else None
+
+
+def is_table(value: Any) -> bool:
+    """True for a table or a column of pandas, polars or arrow."""
+    kind = type(value)
+    is_sized = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and hasattr(
+        kind, "__len__"
+    )
+    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", "to_list", "to_pylist"))
+
+
+def columns_of(table: Any) -> list[list[Any]]:
+    """Return the columns of a table as objects, and an index of pandas if it is no range, or the values of a column."""
+    if hasattr(table, "iloc"):
+        index = table.index
+        levels = [] if hasattr(index, "start") else [index.get_level_values(k) for k in range(index.nlevels)]
+        columns = [table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])]
+        return [part.tolist() for part in (*levels, *columns)]
+    if hasattr(table, "get_columns"):
+        return [column.to_list() for column in table.get_columns()]
+    if hasattr(table, "columns"):
+        return [column.to_pylist() for column in table.columns]
+    return [table.to_pylist() if hasattr(table, "to_pylist") else table.to_list()]
 
 
 def _column(part: Any) -> list[Any]:

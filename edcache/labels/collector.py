@@ -40,8 +40,12 @@ class LabelCollector:
         self._columns = columns or [
             _Column(name, source, types.get(name, pa.null())) for name, source in spec.sources.items()
         ]
-        self._of_sample = [column for column in self._columns if not isinstance(column.source, OfIndex)]
-        self._own = spec.only([column.name for column in self._of_sample])
+        self._of_sample, own = list[_Column](), dict[str, LabelSource]()
+        for column in self._columns:
+            if not isinstance(column.source, OfIndex):
+                self._of_sample.append(column)
+                own[column.name] = column.source
+        self._own = LabelSpec(own)
         self._rows = 0
 
     def __len__(self) -> int:

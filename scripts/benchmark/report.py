@@ -25,7 +25,8 @@ HOW = """\
   in the page cache. torch has one thread per process.
 - *Epoch*: every sample once, shuffled in the system's own way, in batches of torch tensors (lists of tensors
   for tokens), through torch's DataLoader or a subclass. *Threads*: the same through the system's own loader.
-  webdataset, litdata and mosaicml-streaming shuffle shards and buffers. The others shuffle all samples.
+  webdataset, litdata and mosaicml-streaming shuffle shards and buffers. DatasetRT draws with replacement. The
+  others shuffle all samples.
 - *One read*: one sample at a random index. *Open*: opening and the first sample, in a fork of a process that
   has imported the system and opened nothing. *Select*: the samples whose label is 3, for the first time in a
   process.

@@ -124,6 +124,15 @@ SYSTEMS = (
     System(
         "tensordict", "tensordict, memmap folder", "tensordict:Folder", ("tensordict",), package="tensordict"
     ),
+    System("dataset-rt", "DatasetRT", "dataset_rt:DatasetRt", ("dataset-rt",), package="dataset-rt"),
+    System(
+        "turboloader",
+        "turboloader, TBL file",
+        "turboloader:TurboLoader",
+        ("turboloader",),
+        package="turboloader",
+    ),
+    System("tcache", "TensorCache, raw pixels", "tcache:TensorCache", ("tcache",), package="tcache"),
     System("monai", "MONAI PersistentDataset", "monai:Monai", ("monai",), package="monai"),
     System("ram", "tensors in RAM, indexed by batch (bound)", "ram:InRam"),
 )

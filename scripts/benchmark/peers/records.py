@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmark.peers.base import Batch, lists
 from benchmark.workloads import Sample, Workload
 
 _LABEL = 8  # bytes: every record begins with its label, int64
@@ -44,11 +45,13 @@ class Records:
             begin = end
         return {**sample, "label": label}
 
-    def unpack_batch(self, records: Sequence[Any]) -> dict[str, Any]:
-        """The collated batch of records: one copy a field, no object a sample."""
+    def unpack_batch(self, records: Sequence[Any]) -> Batch:
+        """The collated batch of records: one copy a field, no object a sample; lists of tokens."""
+        if self.is_ragged:
+            return lists([self.unpack(record) for record in records])
         views = [memoryview(record) for record in records]
         labels = np.frombuffer(b"".join([view[:_LABEL] for view in views]), np.int64)
-        batch: dict[str, Any] = {}
+        batch: Batch = {}
         begin = _LABEL
         for name, (dtype, shape) in self.fields.items():
             end = begin + dtype.itemsize * math.prod(shape)

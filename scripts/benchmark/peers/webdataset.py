@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 import webdataset
 
-from benchmark.peers.base import Batch, Peer, lists
+from benchmark.peers.base import Batch, Peer
 from benchmark.peers.records import Records
 from benchmark.workloads import Sample
 
@@ -46,10 +45,4 @@ class WebDataset(Peer):
         )
 
     def _batch(self, samples: list[dict[str, Any]]) -> Batch:
-        records = [sample["bin"] for sample in samples]
-        if self.workload.is_ragged:
-            return lists([self.records.unpack(record) for record in records])
-        return self.records.unpack_batch(records)
-
-    def labels(self, batch: Batch) -> torch.Tensor:
-        return batch["label"]
+        return self.records.unpack_batch([sample["bin"] for sample in samples])
