@@ -43,6 +43,12 @@ TRIALS = {
         r"\| edcache, loader, threads \| [\d,]+ \| [\d,]+ \| [\d.]+ \|",
         0,
     ),
+    "bench first": ("--scale 0.01 --repeats 1", r"start, ms: \d", 0),
+    "bench gpu": (
+        "--device cpu --count 512 --side 32 --seconds 0.2 --workers 2",
+        r"resident=True(.|\n)*the step alone(.|\n)*edcache.map, 2 readers(.|\n)*resizing alone",
+        0,
+    ),
     "bench map": (
         "--count 128 --keys 1000 --repeats 1 --milliseconds 1",
         r"\| edcache.map \| [\d.]+ \| [\d.]+ \|(.|\n)*\| edcache \| ([\d.]+ \|\s){5}",
@@ -188,6 +194,7 @@ RUN_BY = {
         *(
             "scripts/bench_far.py",
             "scripts/bench_first.py",
+            "scripts/bench_gpu.py",
             "scripts/bench_images.py",
             "scripts/bench_map.py",
         ),
