@@ -71,6 +71,7 @@ def check_length(path: str, begun_for: int | None, length: int) -> None:
         f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
         'build it again (keep_existing=False, with @cachable on_stale="rebuild"), or choose another path',
         path=path,
+        option="grow" if growing else "keep_existing",
     )
 
 
