@@ -32,7 +32,7 @@ ByteRange = tuple[int, int] | None
 _COMPRESSED: Final = format.PRESENT | format.COMPRESSED
 # Records of a run, a multiple of 8: its marks are whole bytes.
 _LEAST_RUN, _MOST_RUN = 8, 256
-# In order, a batch has few runs: so many records for each of its own are checked, as a call takes as long as 100.
+# In order, a batch has few runs: this number of records is checked for each of its own, as a call takes as long as 100.
 _AHEAD = 16
 _PROBES = 8
 
