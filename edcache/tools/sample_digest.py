@@ -28,7 +28,7 @@ def samples_digest(samples: Any, on_progress: OnProgress | None = None) -> str:
         CodecError: 'sample["boxes"]: cannot store set; ...'.
         MissingSampleError: an archive lacks a sample. As the source, if a sample raises.
 
-    Cost: reads one sample after the other; 10 us for a small one, and 0.5 ms a MB. Copy a far archive first.
+    Cost: reads one sample after the other; 10 us for a small one, and 1 ms a MB. Copy a far archive first.
 
     >>> edcache.samples_digest(edcache.CachedDataset.from_cache("train.zip"))
     """
