@@ -17,7 +17,7 @@
     samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ByShape, ChunkShuffle, Mixture: orders for a
                     DataLoader
     headroom        where an epoch's time goes, whether a cache helps, and where to cut
-    verify          check every byte of an archive; digest() identifies it
+    verify          check every byte of an archive; digest() identifies it, and samples_digest() its samples
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     CacheOptions    the keywords of these, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree

@@ -29,6 +29,7 @@ from .interop import import_cache as import_cache
 from .reader import collate as collate
 from .tools import digest as digest
 from .tools import headroom as headroom
+from .tools import samples_digest as samples_digest
 from .tools import verify as verify
 from .writer import CacheWriter as CacheWriter
 

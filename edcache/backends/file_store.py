@@ -22,7 +22,12 @@ _PIECE_NBYTES: Final = 1 << 24
 
 
 class FileStore(Store):
-    """A path, or a "file://" URL of one."""
+    """A path, or a "file://" URL of one.
+
+    Attributes: gives_way: True if an archive without a sample, which no process writes, is begun again for other heads.
+    """
+
+    gives_way = True
 
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
         if storage_options:
@@ -80,7 +85,8 @@ class FileStore(Store):
             same = replace(there, uuid=head.uuid, claim_size=head.claim_size, fingerprint=fingerprint)
             return format.pack_head(same) != format.pack_head(head)
 
-        return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=differs)
+        begins_anew = differs if self.gives_way else None
+        return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=begins_anew)
 
     def part(self, fraction: float) -> int:
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0

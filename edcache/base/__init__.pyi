@@ -18,6 +18,7 @@ from .errors import StaleArchiveError as StaleArchiveError
 from .errors import StaleCacheError as StaleCacheError
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
+from .frames import cut_frames as cut_frames
 from .frames import cut_traceback as cut_traceback
 from .frames import is_debugging as is_debugging
 from .frames import warn as warn

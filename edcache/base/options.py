@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 import numpy as np
 
 from edcache.base.errors import OptionError
+from edcache.base.frames import cut_traceback
 from edcache.base.wording import shown, suggestion
 
 Verify: TypeAlias = Literal["touch", "always", "never"]
@@ -295,9 +296,10 @@ class FillOptions(Options):
         context, name = self.multiprocessing_context, "multiprocessing_context"
         if not callable(getattr(context, "Process", None)):
             check_choice(name, context, (None, *multiprocessing.get_all_start_methods()))
-        if not (self.executor is None or callable(getattr(self.executor, "submit", None))):
+        is_executor = callable(getattr(self.executor, "submit", None)) and not isinstance(self.executor, type)
+        if self.executor is not None and not is_executor:
             raise OptionError(
-                f"executor={shown(self.executor)}; give a concurrent.futures.Executor, or None",
+                f"executor={shown(self.executor)}; give an object of a concurrent.futures.Executor, or None",
                 option="executor",
             )
         if self.timeout is not None and not is_seconds(self.timeout):
@@ -320,6 +322,7 @@ class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
     keep_existing: bool
 
 
+@cut_traceback
 @dataclass(frozen=True)
 class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     """All options of `CachedDataset` and `@cachable`.

@@ -33,10 +33,11 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """Make the error for an unknown column; it lists the known ones."""
-    text = name if isinstance(name, str) else shown(name)
     there = f"this archive has: {some_of(known)}" if known else "this archive has no labels"
-    remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
-    return UnknownLabelError(f'no label "{text}"; {there}{suggestion(text, known) or remedy}')
+    if not isinstance(name, str):
+        return UnknownLabelError(f"{shown(name)} stands where the name of a label is to stand; {there}")
+    remedy = f'; make it one by in_memory_keys=["{name}"] or add_labels("{name}", values)'
+    return UnknownLabelError(f'no label "{name}"; {there}{suggestion(name, known) or remedy}')
 
 
 def shown(value: object) -> str:

@@ -6,6 +6,7 @@ import datetime
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import click
@@ -100,19 +101,24 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
 
 @click.command()
 @click.argument("path", type=PATH)
+@click.option("--samples", is_flag=True, help="Hash the samples in place of the file.")
 @flags("as_json", "progress")
-def digest(path: str, as_json: bool, progress: bool | None) -> None:
+def digest(path: str, samples: bool, as_json: bool, progress: bool | None) -> None:
     """Print the SHA-256 of a sealed archive, as sha256sum does.
 
     Publish it with the archive. A reader compares it by copy --digest, or by expected_digest= in Python. Two archives
-    with one digest are equal.
+    with one digest are equal. With --samples two archives of equal samples have one.
 
     \b
     Example:
       edcache digest train.zip
     """
     with out.bar("hashing", path, progress) as on_progress:
-        text = tools.digest(path, on_progress)
+        if samples:
+            with closing(dataset.CachedDataset.from_cache(path)) as cache:
+                text = tools.samples_digest(cache, on_progress)
+        else:
+            text = tools.digest(path, on_progress)
     out.print_report(as_json, {"path": shown(path), "digest": text}, [text])
 
 

@@ -35,6 +35,7 @@ def class_name(cls: type) -> ClassName:
     return module_name(cls), cls.__qualname__
 
 
+@base.cut_traceback
 def register(
     cls: _Class,
     *,

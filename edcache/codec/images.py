@@ -36,6 +36,7 @@ from edcache.base import (
     MissingDependencyError,
     OptionError,
     check_choice,
+    cut_traceback,
     shown,
 )
 
@@ -95,6 +96,7 @@ _SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
 
 
+@cut_traceback
 @dataclasses.dataclass(frozen=True)
 class Decoding:
     """Decoding of image files when a sample is read.
@@ -168,6 +170,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 1)
 
 
+@cut_traceback
 class ImageFile:
     """Image file as a field of a sample: its bytes are stored unchanged, and decoded at each read.
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from edcache import writer
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError
-from edcache.storage import absolute, home_expanded, scheme_of
+from edcache.storage import absolute, home_expanded, path_text, scheme_of
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
@@ -30,8 +30,9 @@ def expand_paths(paths: StrPath | Iterable[StrPath]) -> list[str] | None:
         OptionError: an empty list; a file that is named twice.
     """
     if isinstance(paths, str | bytes | os.PathLike):
-        return _expand(os.fsdecode(paths))
-    archives = [path for name in map(os.fsdecode, paths) for path in _expand(name) or [name]]
+        return _expand(path_text(paths))
+    names = map(path_text, paths if isinstance(paths, Iterable) else [paths])
+    archives = [path for name in names for path in _expand(name) or [name]]
     if not archives:
         raise OptionError("an empty list names no archive; give the path of one at least")
     seen: set[str] = set()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache import labels
+from edcache import base, labels
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
 from edcache.codec import Node, assembler
 from edcache.dataset.root import Archive, Reading
@@ -31,6 +31,7 @@ _ITEMS = frozenset({"array", "scalar", "int", "float", "bool"})
 _CONTAINERS = frozenset({"dict", "OrderedDict", "namedtuple", "list", "tuple"})
 
 
+@base.cut_traceback
 class ArrayDataset:
     """Samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
 
@@ -78,6 +79,7 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self._reading)
 
+    @base.cut_traceback
     def __getitem__(self, index: Any) -> Any:
         """Return a sample for an integer, and the `batch` of everything else.
 

@@ -41,6 +41,7 @@ class Source(Protocol[T_co]):
         """Return the sample at an index."""
 
 
+@base.cut_traceback
 @takes(CacheOptions)
 class CachedDataset(Samples[T_co]):
     """Map-style dataset whose samples are computed once, stored in one archive, and read from it.
@@ -73,7 +74,6 @@ class CachedDataset(Samples[T_co]):
     _building: Building | None = None
     _sync: base.Sync = "seal"
 
-    @base.cut_traceback
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
@@ -164,7 +164,6 @@ class CachedDataset(Samples[T_co]):
 
     @classmethod
     @takes(OpenOptions)
-    @base.cut_traceback
     def from_cache(
         cls, path: StrPath | Iterable[StrPath], name: str | None = None, **keywords: Any
     ) -> CachedDataset | Joined:
@@ -253,7 +252,6 @@ class CachedDataset(Samples[T_co]):
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
         return self._archive.refresh()
 
-    @base.cut_traceback
     def add_labels(
         self,
         what: Any,
@@ -319,6 +317,7 @@ class CachedDataset(Samples[T_co]):
             the rounding that the fill measured.
         Raises:
             OptionError: 'train.zip: its samples are other ones each time that they are computed'.
+            StaleCacheError: 'train.zip: begun for 20 samples, the source has 5 now; ...'.
             Exception: as the source raises it.
 
         Cost: one sample of the source for each.

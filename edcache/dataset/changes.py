@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import identity
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, OptionError, article, cut_traceback
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
 from edcache.format import KEY_COLUMN, one_chunk, pa, pc, told_keys
@@ -46,6 +46,7 @@ class Changes:
         return "\n".join(lines)
 
 
+@cut_traceback
 def changes(
     cache: CachedDataset[Any],
     source: Any,
@@ -64,6 +65,10 @@ def changes(
 
     >>> print(edcache.changes(ds, edcache.image_folder("train")))
     """
+    if not isinstance(cache, CachedDataset):
+        raise OptionError(
+            f"changes(): {article(cache)} stands where an archive is to stand: changes(ds, source)"
+        )
     keep = [keep] if isinstance(keep, str) else list(keep)
     keyed = Keyed.of(Mapped(_unchanged, source, keep, kept_labels(source, keep), key, None))
     if keyed is None or KEY_COLUMN not in cache.labels:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset
 
-from edcache.base import EdcacheError, Ints, OptionError
+from edcache.base import EdcacheError, Ints, OptionError, cut_traceback
 from edcache.dataset.indexing import reading_of
 from edcache.dataset.keys import found_keys
 from edcache.dataset.root import Reading, SampleRoot, Share
@@ -22,6 +22,7 @@ from edcache.reader import Beside, Projection, Records, Session, Together, last_
 _NEVER = -1, -1
 
 
+@cut_traceback
 def concat(datasets: Iterable[Samples]) -> Joined:
     """Join several caches and views into one dataset, one after the other; no sample is read.
 
@@ -45,6 +46,7 @@ def concat(datasets: Iterable[Samples]) -> Joined:
     return Joined(Chained, [datasets] if isinstance(datasets, Samples) else list(datasets))
 
 
+@cut_traceback
 def zip_fields(*datasets: Samples) -> Joined:
     """Join the fields of several datasets: sample i has the fields of sample i of each; no sample is read.
 
@@ -62,6 +64,7 @@ def zip_fields(*datasets: Samples) -> Joined:
     return Joined(Sides, datasets)
 
 
+@cut_traceback
 def variants(datasets: Iterable[Samples]) -> Joined:
     """Join datasets that have other variants of the same samples: epoch e reads dataset e mod their number.
 

@@ -31,6 +31,7 @@ P = ParamSpec("P")
 _Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
 
 
+@base.cut_traceback
 class CachedFactory(Generic[P, T_co]):
     """Dataset factory whose datasets are cached; the result of `@cachable`.
 
@@ -69,7 +70,6 @@ class CachedFactory(Generic[P, T_co]):
         arguments = self._arguments(args, kwargs)
         return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
 
-    @base.cut_traceback
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
 
@@ -228,6 +228,7 @@ def cachable(
     **keywords: Unpack[base.CacheKeywords],
 ) -> _Decorator: ...
 @takes(CacheOptions, without=OPENING)
+@base.cut_traceback
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
 ) -> Any:
@@ -287,7 +288,9 @@ def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
 
 def _slug(value: object) -> str:
     """Write a value for a file name: without separators and characters that a shell or a disk dislikes."""
-    if callable(value) or isinstance(value, (dict, frozenset, list, set, tuple)):
-        # str() may have an address, or the order of this process.
+    kind = type(value)
+    has_address = callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__)
+    if has_address or isinstance(value, (dict, frozenset, list, set, tuple)):
+        # str() may have the order of this process.
         value = identity.Settings().describe(value).exact[0]
     return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

@@ -31,8 +31,8 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.worker import WorkerInfo
 
 from edcache import base
-from edcache.base import OptionError, PerProcess, SourceError, shown
-from edcache.dataset.loader import BatchThreads, pinned
+from edcache.base import OptionError, PerProcess, SourceError
+from edcache.dataset.loader import BatchThreads, device_errors, pinned
 from edcache.identity import reached_from
 from edcache.reader import Memory, fresh
 from edcache.storage import own_positions
@@ -85,13 +85,11 @@ def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
             if rank is None
             else [f"cuda:{rank}"]
         )
-    names = [asked] if isinstance(asked, str | torch.device) else list(asked)
-    try:
+    with device_errors("devices", asked):
+        names = [asked] if isinstance(asked, str | torch.device) else list(asked)
         devices = [torch.device(name) for name in names]
         for device in {*devices}:
             torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise OptionError(f"devices={shown(asked)}: {error}", option="devices") from error
     if not devices:
         raise OptionError('devices=[]; give at least one device, "auto" or None', option="devices")
     return devices
@@ -160,12 +158,27 @@ class OnDevice:
 
     def _make(self) -> Function:
         fn = self._maker
-        return fn.to(self.device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(self.device))
+        if isinstance(fn, torch.nn.Module):
+            return fn.to(self.device)
+        advice = (
+            f"with devices= fn is called with the device, {self.device}, and returns the function of a batch"
+        )
+        with base.foreign_code(lambda error: _not_made(error, advice)):
+            made = fn(self.device)
+        if not callable(made):
+            raise OptionError(f"{advice}; it returned {base.described(made)}", option="devices")
+        return check_frozen(made)
 
     def _arrive(self, made: Any, begun: torch.cuda.Event, arrived: torch.cuda.Event) -> Any:
         arrived.synchronize()
         self.busy += begun.elapsed_time(arrived) / 1000
         return made
+
+
+def _not_made(error: Exception, advice: str) -> Exception:
+    if isinstance(error, base.EdcacheError):
+        return error
+    return OptionError(f"{advice}; it raised {type(error).__name__}: {error}", option="devices")
 
 
 class BatchSource(Protocol):

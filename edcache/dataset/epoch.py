@@ -43,7 +43,7 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
-from edcache.base import Ints, OptionError, check_count, once, shown
+from edcache.base import Ints, OptionError, check_count, cut_traceback, once, shown
 from edcache.dataset.ahead import looking_ahead
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.orders import EpochDraws, RankOrder, RankSteps
@@ -130,13 +130,14 @@ class EpochSampler(DistributedSampler[Any]):
     """
 
     def __init_subclass__(cls) -> None:
-        """Let inspect and help() show the options behind `**keywords`."""
+        """Let inspect and help() show the options behind `**keywords`, and cut the tracebacks of errors."""
         make: Any = cls.__init__
         own, ours = inspect.signature(make), inspect.signature(EpochSampler.__init__).parameters.values()
         named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
         if len(named) < len(own.parameters):
             named += [one for one in ours if one.kind is one.KEYWORD_ONLY]
         make.__signature__ = own.replace(parameters=named)
+        cut_traceback(cls)
 
     _may_repeat = False  # True if a sample may be drawn twice an epoch
     _arrays: Sequence[npt.NDArray[Any]] = ()  # that determine the order

@@ -24,6 +24,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
+@base.cut_traceback
 class Readable(Dataset[T_co]):
     """Sequence of samples with labels: an archive, several as one, or a view of these.
 

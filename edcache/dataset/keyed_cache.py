@@ -35,6 +35,7 @@ from edcache.format import (
     Key,
     KeyTable,
     Root,
+    key_list,
     shown_key,
     stored_keys,
 )
@@ -77,6 +78,7 @@ _Found: TypeAlias = tuple[int, tuple[int, int, int, int, int], str]
 """Record of a value: sample number, row as in memory, text of its schema."""
 
 
+@base.cut_traceback
 @takes(WriteOptions, without=_REFUSED)
 class KeyedCache:
     """Values by key, each computed once, in one archive that any number of processes of this host share.
@@ -148,7 +150,7 @@ class KeyedCache:
         once, and 1,024 at most in a call. If it gives values one by one and raises, the ones before are stored.
         Raises: as `get_or_create`.
         """
-        keys = list(keys)
+        keys = key_list(keys)
         archive, stored = self._session(), stored_keys(keys)
         found = archive.find(stored)
         if None in found:
@@ -157,12 +159,15 @@ class KeyedCache:
             found = archive.find(stored)
         return [archive.read(one) for one in found if one is not None]
 
+    @base.cut_traceback
     def __getitem__(self, key: Any) -> Any:
         archive = self._session()
         (found,) = archive.find(stored_keys([key]))
         if found is None:
             raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
         return archive.read(found)
+
+    __iter__ = None  # else it is tried with the keys 0, 1, 2, ...
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default` if there is none."""
@@ -181,7 +186,7 @@ class KeyedCache:
         return format.told_keys(self._session().keys())
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the archive in this process; idempotent.
+        """Close the archive in this process; idempotent. The next call opens it again.
 
         seal: False seals it if no other process uses it and if that pays: for the first time, and when calls have added
             values a hundredth as often as there are values, or 1,000 times. True seals it now, so that it opens as a

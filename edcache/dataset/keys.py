@@ -13,6 +13,7 @@ from edcache.base import Ints, MissingSampleError
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
+from edcache.reader import at, steps
 
 
 class Keys(Collection[Any]):
@@ -93,7 +94,7 @@ def _label_keys(source: Readable[Any], name: str) -> list[Any]:
 
 def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
     samples = (source[index] for index in range(len(source)))
-    return [key(sample) if callable(key) else sample[key] for sample in samples]
+    return [key(sample) if callable(key) else at(sample, steps(sample, key, "key=")) for sample in samples]
 
 
 def stores_records(dataset: Readable[Any]) -> bool:

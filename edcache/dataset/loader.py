@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
+from edcache import base
 from edcache.base import MissingDependencyError, OptionError, check_count
 from edcache.codec import decode_in
 from edcache.dataset.ahead import looking_ahead
@@ -39,6 +40,7 @@ _Made = tuple[list[Any], BaseException | None]
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
+@base.cut_traceback
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and describes its options.
 
@@ -94,7 +96,7 @@ class Loader:
             self._passes.check_loader(len(dataset), batch_size)
         else:
             self._passes = Foreign(self.sampler, gives_lists=batch_size is None)
-        place = torch.empty(0, device=device).device if resident else None
+        place = _place_of(device) if resident else None
         self._resident = None if place is None else Resident(dataset, place)
         self._device: torch.device | None = None
         self._can_split = True
@@ -142,6 +144,13 @@ class Loader:
         return self._passes
 
     def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._epoch()
+        except base.EdcacheError as error:
+            raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
+
+    def _epoch(self) -> Iterator[Any]:
+        """Yield the batches of an epoch; a batch that is handed out counts as taken."""
         current, order = self._passes.begin()
         starts = self._starts(len(order))
         batches: Iterator[Any] = order.batches(starts.step, is_seeded=self._reading.is_seeded)
@@ -156,7 +165,10 @@ class Loader:
         self._can_split = True  # until a large batch cannot be split into small ones
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
-        self._device = None if asked is None else torch.empty(0, device=asked).device
+        self._device = None if asked is None else _place_of(asked)
+        if self._memory is pinned:
+            with device_errors("pin_memory", True):
+                pinned((1,), torch.uint8)
         made = here.batches(batches, self._memory) if here else self._make_batches(batches)
         for taken, batch in zip(reached, made, strict=True):
             if ahead is not None:
@@ -266,13 +278,33 @@ class Loader:
 
 
 def _check_device(device: torch.device | str | None) -> None:
-    if device is not None and torch.device(device).type == "xla":
+    if device is None:
+        return
+    with device_errors("device", device):
+        kind = torch.device(device).type
+    if kind == "xla":
         try:
             import torch_xla  # noqa: F401
         except ImportError:
             raise MissingDependencyError(
                 f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
             ) from None
+
+
+def _place_of(device: torch.device | str | None) -> torch.device:
+    """Return a device with its number; of None the one that torch takes."""
+    with device_errors("device", device):
+        return torch.empty(0, device=device).device
+
+
+def device_errors(option: str, device: object) -> base.foreign_code:
+    """Run code of torch in a `with` block: its error is an OptionError about a device that is none, or is not here."""
+
+    def refused(error: Exception) -> OptionError:
+        text = f"{option}={base.shown(device)}: {str(error).splitlines()[0]}"
+        return OptionError(f'{text}; leave it out, or name what this machine has, as "cpu"', option=option)
+
+    return base.foreign_code(refused)
 
 
 class BatchThreads(ThreadPoolExecutor):

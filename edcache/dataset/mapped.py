@@ -35,7 +35,7 @@ from edcache.dataset.devices import (
 from edcache.dataset.indexing import Readable, batch_of, reading_of, runs_functions
 from edcache.dataset.keys import keys_from, record_versions, stores_records
 from edcache.dataset.transforms import Draw
-from edcache.reader import Memory, fresh
+from edcache.reader import Memory, at, fresh, steps
 from edcache.writer import BatchEngine, Here
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         batch_size: the number of samples in a call of `fn`. A killed process loses its batch, and the results of the
             last 0.02 seconds. Samples of several shapes are a batch for each. If there is no memory for a batch, its
             halves are tried. If `fn` raises for another reason, each sample is tried alone.
-        devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
-            this rank. One process computes on each. `fn` is then an nn.Module, which is moved there, or a function of
-            the device that returns the function of a batch. Batches are moved there, and results back. The default is
-            the device of the parameters of `fn`, if it has any.
+        devices: "cuda:0", a list, or "auto": all CUDA devices of the machine, or under torchrun the one of this rank.
+            One process computes on each. `fn` is then an nn.Module, which is moved there, or a function of the device
+            that returns the function of a batch. The default is the device of the parameters of `fn`.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
             stays a label. A field is kept as `source` gave it, also if `fn` changes its input.
         key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
@@ -89,14 +88,15 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
     """
     writer.check_source(source, str(path))
+    CacheOptions.of(None, keywords, "map")
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = kept_labels(source, keep)
     is_keyed = keys_from(source, key) is not None
     options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
-    if batch_size is None and devices is not None:
-        raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
     if batch_size is None:
+        if devices is not None:
+            raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
         return CachedDataset(Mapped(check_frozen(fn), source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
@@ -135,6 +135,7 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     return [*labels, *(key for key in keys or () if key not in labels)]
 
 
+@base.cut_traceback
 def mapped(
     path: str | os.PathLike[str] | None = None, **options: Any
 ) -> Callable[[Function], Callable[..., CachedDataset[Any]]]:
@@ -150,6 +151,11 @@ def mapped(
     >>> train = features(images)
     >>> test = features(test_images, "test-features.zip")
     """
+
+    if callable(path):
+        raise OptionError(
+            "mapped() takes the path of an archive; write @edcache.mapped(), or @edcache.mapped(path)"
+        )
 
     def decorate(fn: Function) -> Callable[..., CachedDataset[Any]]:
         @functools.wraps(fn)
@@ -176,6 +182,8 @@ class Mapped(Dataset[Any]):
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
+        if not callable(fn):
+            raise OptionError(f"fn={base.shown(fn)}; give a function, or an nn.Module: map(fn, source, path)")
         self.fn, self.source, self.version = fn, source, version
         self._keep, self._labels = keep, labels
         self._fields = [name for name in keep if name not in labels]
@@ -198,7 +206,7 @@ class Mapped(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         sample = self.source[self._positions([index])[0]]
         # Copies, as `fn` may change the sample.
-        kept = {name: deepcopy(taken(sample[name])) for name in self._fields}
+        kept = {name: deepcopy(taken(_field(sample, name))) for name in self._fields}
         kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
             made = self.fn(sample)
@@ -239,7 +247,7 @@ class Mapped(Dataset[Any]):
         for index in range(len(self.source) if fields else 0):
             sample = self.source[self._positions([index])[0]]
             for name, told in fields.items():
-                told.append([*described(sample[name])])
+                told.append([*described(_field(sample, name))])
         kept = [fields[name] if name in fields else self.source.labels.to_list(name) for name in self._keep]
         return [*zip(*([] if tell is None else [tell()]), *kept, strict=True)]
 
@@ -327,7 +335,7 @@ class MappedBatches(Mapped):
     def _bucket(self, positions: list[int], samples: list[Any]) -> Bucket:
         """Collate some samples. Fields to keep are copied before, since collation transposes a tuple."""
         samples = [samples[position] for position in positions]
-        kept = {name: _column([sample[name] for sample in samples]) for name in self._fields}
+        kept = {name: _column([_field(sample, name) for sample in samples]) for name in self._fields}
         return positions, default_collate(samples), kept
 
     def _call(self, batch: Any) -> Any:
@@ -393,6 +401,14 @@ def _column(values: list[Any]) -> Any:
     is_alike = all(type(value) is torch.Tensor for value in values)
     is_alike = is_alike and len({(value.dtype, value.shape, value.layout) for value in values}) == 1
     return torch.stack(values) if is_alike else values
+
+
+def _field(sample: Any, name: str) -> Any:
+    try:
+        return at(sample, steps(sample, name, "keep="))
+    except OptionError as error:
+        error.option = "keep"  # an argument of the call is wrong, not this sample
+        raise
 
 
 def _shape(sample: Any) -> Any:

@@ -43,6 +43,7 @@ class CacheInfo(NamedTuple):
     currsize: int
 
 
+@base.cut_traceback
 class Memoized(Generic[P, V]):
     """Function whose results are kept; the result of `memoize`."""
 
@@ -238,6 +239,7 @@ def memoize(
     version: object = None,
     **keywords: Unpack[base.WriteKeywords],
 ) -> Callable[[Callable[P, V]], Memoized[P, V]]: ...
+@base.cut_traceback
 def memoize(
     path: Any = None,
     *,

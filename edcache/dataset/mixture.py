@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, OptionError, cut_traceback
 from edcache.dataset.combined import concat
 from edcache.dataset.epoch import EpochSampler, draws_of
 from edcache.dataset.permutation import permuted, word, words
@@ -72,6 +72,7 @@ class Mixture(EpochSampler):
         return {"weights": "/".join(map(str, counts)), "sizes": "/".join(map(str, sizes))}
 
 
+@cut_traceback
 def mix(
     datasets: Iterable[Samples],
     weights: Weights,

@@ -34,7 +34,7 @@ class Step:
 
     def __call__(self, sample: Any, index: int, epoch: int, draw: int) -> Any:
         """Call the function with a sample or its field, and return the whole sample."""
-        place = None if self.field is None else steps(sample, self.field, "with_transform")
+        place = None if self.field is None else steps(sample, self.field, "with_transform()")
         value = sample if place is None else at(sample, place)
         if self.seed is None:
             value = self.function(value)

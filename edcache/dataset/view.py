@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, check_count
+from edcache.base import EdcacheError, Ints, OptionError, check_count
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
@@ -26,7 +26,7 @@ from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.split import oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
-from edcache.format import shown_key
+from edcache.format import key_list, shown_key
 from edcache.labels import (
     checked_indices,
     classes_of,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 _MOST_ITEMS, _MOST_TEXT = 6, 120
 
 
+@base.cut_traceback
 class Samples(Readable[T_co]):
     """Methods of a cache and of its views: a sequence of samples with labels.
 
@@ -68,9 +69,16 @@ class Samples(Readable[T_co]):
             CorruptRecordError, MissingSampleError: the sample is damaged, or has no record.
         The caller owns the memory of the sample.
         """
+        try:
+            reading = self._reading
+            if type(index) is int and 0 <= index < len(reading):
+                return reading.one(index)
+            return self._item(index)
+        except EdcacheError as error:
+            raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
+
+    def _item(self, index: Any) -> Any:
         reading = self._reading
-        if type(index) is int and 0 <= index < len(reading):
-            return reading.one(index)
         if isinstance(index, slice):
             given = (index.start, index.stop, index.step)
             ends = ":".join("" if part is None else str(part) for part in given).removesuffix(":")
@@ -97,7 +105,7 @@ class Samples(Readable[T_co]):
 
         Cost: some 2 microseconds a key; nothing is built, and of the mapped table the parts are read that it touches.
         """
-        keys = list(keys)
+        keys = key_list(keys)
         positions = positions_of(self, keys)
         if len(positions) and positions.min() < 0:
             key = keys[int(np.argmin(positions))]
@@ -120,7 +128,10 @@ class Samples(Readable[T_co]):
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
-        records = self._reading.asked(indices, is_loader=True)
+        try:
+            records = self._reading.asked(indices, is_loader=True)
+        except EdcacheError as error:
+            raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
         return batch_for(sys._getframe(1), records, self._reading.root.batch_transform)
 
     def _position(self, index: Any) -> int:
@@ -141,7 +152,6 @@ class Samples(Readable[T_co]):
             )
         return position + length if position < 0 else position
 
-    @base.cut_traceback
     def loader(
         self,
         batch_size: int | None,
@@ -205,7 +215,6 @@ class Samples(Readable[T_co]):
 
     # --------------------------------------------------------------------------------- by labels
 
-    @base.cut_traceback
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """Filter by labels: a view of the samples that fulfil all conditions; no sample is read.
 
@@ -287,7 +296,6 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- parts
 
-    @base.cut_traceback
     def split(
         self, *parts: float, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> tuple[View[T_co], ...]:
@@ -349,7 +357,6 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------- fields and transforms
 
-    @base.cut_traceback
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
         """Select some fields. Only the bytes of these fields are read.
 
@@ -419,7 +426,6 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------------- copies
 
-    @base.cut_traceback
     def save(
         self,
         path: str | os.PathLike[str],
@@ -512,6 +518,7 @@ class Samples(Readable[T_co]):
         return self._view(step, selection=Selection(self._reading.indices_at(positions)), **changes)
 
 
+@base.cut_traceback
 class View(Samples[T_co]):
     """View of a dataset: some samples, in some order, perhaps with some fields only or with a transform.
 

@@ -69,6 +69,7 @@ from .key_table import KeyTable as KeyTable
 from .key_table import column_hashes as column_hashes
 from .key_table import has_keys as has_keys
 from .key_table import key_hashes as key_hashes
+from .key_table import key_list as key_list
 from .key_table import pack_keys as pack_keys
 from .key_table import shown_key as shown_key
 from .key_table import stored_keys as stored_keys

@@ -35,6 +35,13 @@ Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 _PIECE: Final = 1 << 16  # keys that are Python objects at once
 
 
+def key_list(given: Iterable[Any]) -> list[Any]:
+    """List several keys. Raises: OptionError, it is one key, whose letters would be taken for keys."""
+    if isinstance(given, str | bytes):
+        raise OptionError(f"{given!r:.60} is one key; give a list of keys")
+    return list(given)
+
+
 def stored_keys(given: Collection[object]) -> list[Key]:
     """Return keys as they are stored. Raises: OptionError, one is no key, or a part of one is none."""
     if {*map(type, given)} in ({str}, {int}):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from torch.utils.data import Dataset
 
-from edcache.base import Decode, OptionError, SampleIndexError, warn
+from edcache.base import Decode, OptionError, SampleIndexError, cut_traceback, warn
 from edcache.codec import ImageFile
 from edcache.storage import home_expanded
 
@@ -21,6 +21,7 @@ _EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", 
 _FRESH_SECONDS: Final = 1.0
 
 
+@cut_traceback
 def image_folder(root: str | os.PathLike[str], decode: Decode = "pil") -> ImageFolder:
     """Open a tree of images with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
 

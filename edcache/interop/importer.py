@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError, takes
+from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError, cut_traceback, takes
 from edcache.dataset import CachedDataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
 from edcache.interop.import_source import OldCache, recipe_of_files
@@ -43,6 +43,7 @@ def old_cache(
 
 
 @takes(CacheOptions)
+@cut_traceback
 def import_cache(
     old: str | os.PathLike[str],
     path: str | os.PathLike[str],

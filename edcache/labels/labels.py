@@ -106,6 +106,7 @@ def _without_columns(num_rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
+@base.cut_traceback
 class Labels(Mapping[str, npt.NDArray[Any]]):
     """Label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
 
@@ -127,6 +128,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._rows = rows
         self._arrays: dict[str, npt.NDArray[Any]] = {}  # of a view
 
+    @base.cut_traceback
     @base.cut_traceback
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.

@@ -1,8 +1,9 @@
 """`Checks`: records are compared with their sums, at the first read in a process or after a fetch.
 
-Small records of a batch are checked with their neighbours, a run of at most 64 KiB: the processor's time goes into
-calls, and the kernel reads ahead that far anyway. In a shuffled epoch all runs are checked after a few batches. A
-damaged neighbour raises nothing: it stays unchecked, and its own read names it.
+Small records of a batch are checked with their neighbours, a run of at most 64 KiB, and in order with the runs behind
+them: the processor's time goes into calls. They are checked if memory has them; nothing is read from a disk for that.
+In a shuffled epoch all runs are checked after a few batches. A damaged neighbour raises nothing: it stays unchecked,
+and its own read names it.
 
 What must never happen: that a record is handed out unchecked; that an error names a record that was not asked for.
 """
@@ -31,6 +32,8 @@ ByteRange = tuple[int, int] | None
 _COMPRESSED: Final = format.PRESENT | format.COMPRESSED
 # Records of a run, a multiple of 8: its marks are whole bytes.
 _LEAST_RUN, _MOST_RUN = 8, 256
+# In order, a batch has few runs: this number of records is checked for each of its own, as a call takes as long as 100.
+_AHEAD = 16
 _PROBES = 8
 
 
@@ -220,8 +223,12 @@ class Checks:
         """Check the unchecked records of the runs of some samples, if memory has them; mark the sound ones."""
         # Not np.unique, whose first call imports 9 ms of numpy.
         runs = np.sort(indices // self._run)
-        starts = runs[np.flatnonzero(np.diff(runs, prepend=-1))] * self._run
-        if not self._are_cached(self.index.offsets(starts[:: max(1, len(starts) // _PROBES)]).tolist()):
+        runs = runs[np.flatnonzero(np.diff(runs, prepend=-1))]
+        # The next ones too.
+        ahead = runs[-1] + np.arange(1, 1 + max(0, _AHEAD * len(indices) // self._run - len(runs)))
+        ahead = ahead[ahead * self._run < self.index.length]
+        starts = next(filter(self._have, (np.append(runs, ahead) * self._run, runs * self._run)), None)
+        if starts is None:
             return
         samples = (starts[:, None] + np.arange(self._run)).reshape(-1)
         samples = samples[samples < self.index.length]
@@ -230,9 +237,15 @@ class Checks:
         if sound is not None:
             self._mark(samples[sound])
 
+    def _have(self, starts: Ints) -> bool:
+        """True if memory has the records of runs."""
+        return self._are_cached(self.index.offsets(starts[:: max(1, len(starts) // _PROBES)]).tolist())
+
     def _find_sound(self, indices: Ints) -> npt.NDArray[np.bool_] | None:
         """Mark the records that fit their sums; None if they must be checked one by one."""
         assert self._view is not None
+        if self.index.least_nbytes > BLOCK_NBYTES:
+            return None
         rows = self.index.unbound_rows(indices)
         if not self._are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
             return None

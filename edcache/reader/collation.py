@@ -80,6 +80,8 @@ def collated(records: Records, special: Special | None, memory: Memory) -> Any:
     samples = records.samples()
     if special is not None:
         return special.of_samples(samples)
+    if not samples:
+        raise OptionError("a batch of no samples has no fields; give one index at least")
     try:
         return default_collate(samples)
     except KeyError as error:

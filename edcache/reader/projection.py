@@ -59,7 +59,7 @@ class Projection:
 
     def of_sample(self, sample: Any, labels: Container[Any] = ()) -> Any:
         """Return the selected fields of a whole sample. labels: columns, for the error if one is taken for a field."""
-        return self.assembled([at(sample, steps(sample, path, "select", labels)) for path in self.paths])
+        return self.assembled([at(sample, steps(sample, path, "select()", labels)) for path in self.paths])
 
     def assembled(self, values: list[Any]) -> Any:
         """Put values, in the order of `paths`, into the tuple or dict."""
@@ -113,7 +113,7 @@ def steps(sample: Any, path: FieldPath, asked_by: str, labels: Container[Any] = 
             return place
     label = f"; it is a label: ds.labels[{path!r}]; zip_fields() adds fields" * (path in labels)
     raise OptionError(
-        f"{asked_by}() names {path!r}, which the samples do not have; they are {_describe(sample)}{label}"
+        f"{asked_by} names {path!r}, which the samples do not have; they are {_describe(sample)}{label}"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import Ints, OptionError, check_count
+from edcache.base import Ints, OptionError, check_count, cut_traceback
 from edcache.codec import Decoder, Node
 from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of
 from edcache.reader.group import Group, Spans
@@ -74,6 +74,7 @@ class TensorList(list[torch.Tensor]):
         return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
 
+@cut_traceback
 def collate(
     *,
     pad: Mapping[FieldPath, Any] | None = None,
@@ -145,6 +146,7 @@ class RaggedCollate(Special):
     def __repr__(self) -> str:
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
 
+    @cut_traceback
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Collate a list of samples, or the `Batch` that an edcache dataset gives a DataLoader."""
         if len(batch) == 1 and isinstance(batch[0], Batch):
@@ -189,7 +191,7 @@ class RaggedCollate(Special):
         columns = []
         rest = list(samples)
         for path, way in self._ways:
-            places = [steps(sample, path, "collate") for sample in rest]
+            places = [steps(sample, path, "collate()") for sample in rest]
             values = [at(sample, place) for sample, place in zip(rest, places, strict=True)]
             # default_collate takes the rest, with a number in the place of this field.
             rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]

@@ -539,8 +539,8 @@ def _no_record(session: Session, index: int) -> base.MissingSampleError:
     if failure is not None:
         again = "it counts as absent for good" if failure.final else "a later fill tries again"
         return base.MissingSampleError(
-            f"{session.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
-            f"{failure.error}: {failure.message}\n{failure.traceback}",
+            f"{session.path}: sample {index} failed when it was made: {failure.error}: {failure.message}; {again}; "
+            "ds.errors has its traceback, and ds.missing all such samples",
             path=session.path,
             index=index,
         )

@@ -32,6 +32,7 @@ from .registry import loaded as loaded
 from .registry import local_path as local_path
 from .registry import located as located
 from .registry import open_copy as open_copy
+from .registry import path_text as path_text
 from .registry import scheme_of as scheme_of
 from .registry import shown as shown
 from .source import ByteSource as ByteSource

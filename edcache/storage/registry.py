@@ -34,6 +34,8 @@ _COPIES: Final = {
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 # Names that pass for paths: os.path and pathlib take away a slash or two.
 _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
+# pathlib.Path("s3://bucket/a.zip"), which would be a folder "s3:".
+_LOST_SLASH: Final = re.compile(r"(s3|gs|gcs|az|abfs|hf|https?|file|memory):/(?!/)")
 
 
 class Spool(Protocol):
@@ -110,6 +112,21 @@ def loaded(home: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def path_text(path: object) -> str:
+    """Return the text of a path or a URL. Raises: OptionError, it is something else, or a URL without a slash."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise OptionError(
+            f'{article(path)} stands where a path is to stand; give that of an archive, as "train.zip"'
+        )
+    text = os.fsdecode(path)
+    if lost := _LOST_SLASH.match(text):  # the rest may have credentials
+        raise OptionError(
+            f'"{lost[0]}..." stands where "{lost[0]}/..." is to stand; a pathlib.Path takes a slash away, so give a '
+            "URL as text; begin the name of such a folder with ./"
+        )
+    return text
+
+
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
     """Where an archive is, and will be whichever folder this process works in then; nothing is opened.
 
@@ -124,12 +141,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     if given is not None and not isinstance(given, Mapping):
         kind = type(given).__name__
         raise OptionError(f"storage_options of type {kind}; give a dict", option="storage_options")
-    if not isinstance(path, str | bytes | os.PathLike):
-        raise OptionError(
-            f"{article(path)} stands where a path is to stand; give the path of the archive: "
-            'CachedDataset(source, "train.zip")'
-        )
-    text = os.fsdecode(path)
+    text = path_text(path)
     where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
     return where
 

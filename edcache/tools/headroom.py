@@ -234,6 +234,7 @@ def _duration(seconds: float) -> str:
 
 
 @takes(WriteOptions)
+@base.cut_traceback
 def headroom(
     source: Any,
     step: Callable[[Any], object] | None = None,
@@ -268,8 +269,10 @@ def headroom(
     loader = source if isinstance(source, DataLoader) else None
     dataset: Any = source if loader is None else loader.dataset
     writer.check_source(dataset, "headroom()")
+    base.checked_function("step", step)
     if writer.is_stream(dataset):
         raise OptionError("headroom(): the source is iterable, and has no [index]; give the dataset it reads")
+    writer.length_of(dataset, "headroom()")
     if type(dataset).__module__.startswith("edcache."):
         raise OptionError("headroom(): the source is cached; `edcache advise PATH` tells how fast it is read")
     if loader is None and (step is not None or device is not None):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, Ints, LabelError
+from edcache.base import CorruptArchiveError, Ints, LabelError, cut_traceback
 from edcache.format import ChunkTable, Contents, Header, Root
 from edcache.reader import OnProgress, file_digest, no_digest
 from edcache.storage import ByteSource, File, located
@@ -54,6 +54,7 @@ class Report:
         return not (self.sealed or self.has_writer)
 
 
+@cut_traceback
 def verify(
     path: str | os.PathLike[str],
     on_progress: OnProgress | None = None,
@@ -97,6 +98,7 @@ def verify(
     )
 
 
+@cut_traceback
 def digest(
     path: str | os.PathLike[str],
     on_progress: OnProgress | None = None,

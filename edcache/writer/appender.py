@@ -357,9 +357,16 @@ class Appender:
 
     # --- publication ---
 
-    def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
+    def append(
+        self,
+        chunk: Chunk,
+        *,
+        max_bytes: int | None = None,
+        lacking: Callable[[Chunk], Chunk] | None = None,
+    ) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, even if this process is killed.
 
+        lacking: asked, when no other process can publish any more, for the part that the archive lacks.
         Raises:
             LabelError: its label columns do not fit into columns of the archive.
             StorageError: the disk is full or fails; with EFBIG, the archive would grow beyond max_bytes.
@@ -368,6 +375,10 @@ class Appender:
         """
         with self.appending():
             check_order(self.chain, self._was_reordered)
+            if lacking is not None:
+                chunk = lacking(chunk)
+                if not chunk.count:
+                    return
             self._append(chunk, max_bytes)
 
     def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@base.cut_traceback
 @takes(WriteOptions)
 class CacheWriter:
     """Write an archive sample by sample, without a Dataset.

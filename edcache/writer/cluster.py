@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -64,8 +64,8 @@ class Cluster(BatchEngine):
         job = replace(self._job, spec=self._job.spec.of(indices))
         try:
             future = self._executor.submit(encode_samples, job, indices)
-        except BrokenExecutor as failure:
-            raise self._failed(failure) from failure  # a process of it died between two tasks
+        except RuntimeError as failure:  # a process of it died between two tasks, or it was shut down
+            raise self._failed(failure) from failure
         self._tasks[future] = partial(self._result, future)
         return self._tasks[future]
 

@@ -4,7 +4,7 @@ fill                  with a first sample for a new archive (spot.py); then by t
     fill_stream         a source that can only be iterated (stream.py)
     fill_keyed          a source with keys (refill.py); it has the new samples filled by `_fill_and_seal`
     _fill_and_seal      any other source
-_fill_and_seal        looks for missing samples (`loop.Presence`), has them computed, and seals the archive:
+_filled_once          looks for missing samples (`loop.Presence`), has them computed, and seals the archive:
     Crew.run            by worker processes, each with a loop of its own (crew.py)
     FillLoop.run        by this process with an engine: itself, an executor or a device (loop.py, engine.py)
 """
@@ -104,6 +104,14 @@ def _head_of(path: str) -> Head | None:
 
 
 def _fill_and_seal(job: Job) -> None:
+    # Where an error ends the fill, what fails meanwhile is of another process: of a fill that skips errors, or of one
+    # whose source is another, as an import. This one tries such samples itself.
+    while _filled_once(job) and job.options.on_error == "raise":
+        pass
+
+
+def _filled_once(job: Job) -> int:
+    """Compute the missing samples, and seal the archive; return the number of samples that failed meanwhile."""
     with closing(job.open()) as appender:
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
@@ -142,9 +150,11 @@ def _fill_and_seal(job: Job) -> None:
         # In the order of the source also without a sample that failed: else others that it repeats were absent.
         if presence.complete or job.order is not None:
             seal(appender, order=job.order)
-        if failed := int(np.count_nonzero(presence.state == FAILED)):
+        failed = int(np.count_nonzero(presence.state == FAILED))
+        if failed and job.options.on_error != "raise":
             text = f"{job.path}: {failed:,} of {job.length:,} {job.told_samples} failed"
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
+        return failed
 
 
 def _show_published(appender: Appender, presence: Presence, progress: base.Progress) -> None:

@@ -177,7 +177,10 @@ def errors_with(outcome: Callable[[bool], str], job: Job | None = None) -> Itera
         where = " ".join(["interrupted", *map(str, stop.args[:1])])
         raise KeyboardInterrupt(f"{where}; {outcome(True)}") from None
     except base.EdcacheError as error:
-        text = f"{error}; {outcome(not isinstance(error, base.LabelError))}"
+        goes_on = not isinstance(error, base.LabelError)
+        if not goes_on:
+            error.option = "keep_existing"
+        text = f"{error}; {outcome(goes_on)}"
         if job is not None:
             text = job.told(text, error.index)
             error.path = job.told_path if error.path == job.path and job.told_path else error.path
@@ -218,7 +221,7 @@ class Carried:
 
 def carried(error: BaseException) -> Carried:
     """Prepare an error for pickling: one that is not edcache's becomes a SourceError, since it may not unpickle."""
-    text = traceback_of(error)
+    text = traceback_of(base.cut_frames(error) if isinstance(error, base.EdcacheError) else error)
     if not isinstance(error, base.EdcacheError):
         error = base.SourceError(f"a worker process raised {type(error).__name__}: {text_of(error)}")
     # If tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.

@@ -1,7 +1,7 @@
 """Compute samples when they are read, and keep them.
 
 A sample is encoded at once, since the reader may change it. The read that fills a chunk, or comes when it is
-overdue, appends it.
+overdue, appends it. The first sample of an archive is a chunk of its own.
 """
 
 from __future__ import annotations
@@ -151,14 +151,16 @@ class _OpenArchive:
             return any(map(self._presence.has, indices))
 
     def keep(self, index: int, sample: Any) -> None:
-        """Encode a sample now, and append the chunk if it is full, overdue or the last."""
+        """Encode a sample now, and append the chunk if it is full, overdue, the first or the last."""
         with self._turn:
             if self._is_full or index in self.pending or self._presence.has(index):
                 return
             self._builder.add(index, sample)
             self.pending.add(index)
+            # At once: an archive without a sample is taken for a first fill that failed, and goes for another source.
+            is_first = not self._presence.count
             is_last = self._presence.count + len(self.pending) >= len(self._presence.state)
-            if self._builder.is_due or is_last:
+            if self._builder.is_due or is_first or is_last:
                 self._append()
 
     def flush(self) -> None:
@@ -180,12 +182,7 @@ class _OpenArchive:
         # After an append that broke off, by an interrupt too, opening it again reads the truth.
         with base.on_error(self._appender.close):
             try:
-                chunk = self._builder.take()
-                # A sample may have been computed in two processes at a time; it is stored once.
-                self._presence.update()
-                new = self._presence.lacking(chunk)
-                if new.count:
-                    self._append_part(new)
+                self._append_part(self._builder.take())
                 self._presence.update()
                 if self._presence.complete:
                     seal(self._appender)
@@ -198,12 +195,14 @@ class _OpenArchive:
                 self.pending.clear()
 
     def _append_part(self, chunk: Chunk) -> None:
-        """Append a chunk; of one that does not fit under `max_bytes` halves, down to a sample.
+        """Append the part of a chunk that the archive lacks: samples that two processes compute are stored once.
+
+        If it does not fit under `max_bytes`, its halves are appended, down to a sample.
 
         Raises: StorageError, not all of it fitted.
         """
         try:
-            self._appender.append(chunk, max_bytes=self._max_bytes)
+            self._appender.append(chunk, max_bytes=self._max_bytes, lacking=self._presence.lacking)
         except StorageError as error:
             if error.errno != errno.EFBIG or chunk.count == 1:
                 raise

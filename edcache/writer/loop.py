@@ -102,7 +102,8 @@ class Presence:
         return bool(self.state[index] == PRESENT)
 
     def lacking(self, chunk: Chunk) -> Chunk:
-        """Leave out of a chunk the records of samples that have one in the archive."""
+        """Leave out of a chunk the records of samples that have one in the archive now, of any process."""
+        self.update()
         return chunk.only(self.state[chunk.samples] != PRESENT)
 
     @property
@@ -155,8 +156,8 @@ class FillLoop:
         self._held: list[range] = []
         # Claims to lock by one call.
         self._least = self._most = -(-self._batch_size // self._claim_size)
-        # Samples published here that `presence` has not counted yet.
-        self._unseen = 0
+        # Number of samples with a record that `advance` was told.
+        self._told = presence.count
 
     def run(self) -> None:
         """Compute the samples that are missing, and wait for other processes that have claimed some.
@@ -229,10 +230,9 @@ class FillLoop:
             if self._builder.is_due:
                 self._publish()
             return
-        self._count_others()  # a task that ran again has samples that the archive has
-        new = self._presence.lacking(made)
+        new = self._presence.lacking(made)  # a task that ran again has samples that the archive has
         if new.count:
-            self._unseen += self._builder.append(self._appender, new)
+            self._told += self._builder.append(self._appender, new)
             self._advance(new.count, len(new.data))
             self._publish()
 
@@ -270,14 +270,14 @@ class FillLoop:
 
     def _count_others(self) -> None:
         """Count the samples that other processes have published."""
-        others = self._presence.update() - self._unseen
-        self._unseen = 0
+        self._presence.update()
+        others, self._told = self._presence.count - self._told, self._presence.count
         if others > 0:
             self._advance(others, 0)
 
     def _publish(self) -> None:
         """Publish the pending samples and failures, and free the claims in which none is missing any more."""
-        self._unseen += self._builder.publish(self._appender)
+        self._told += self._builder.publish(self._appender)
         self._count_others()
         self._release()
 

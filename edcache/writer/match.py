@@ -69,8 +69,9 @@ def check_length(path: str, begun_for: int | None, length: int) -> None:
     growing = "grow=True adds the rest; or " if begun_for < length else ""
     raise base.StaleCacheError(
         f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
-        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path',
+        'build it again (keep_existing=False, with @cachable on_stale="rebuild"), or choose another path',
         path=path,
+        option="grow" if growing else "keep_existing",
     )
 
 

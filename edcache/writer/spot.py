@@ -28,7 +28,8 @@ from edcache.writer.appender import Appender
 from edcache.writer.crew import compute_apart, crew_size
 from edcache.writer.engine import compute_again
 from edcache.writer.job import Job
-from edcache.writer.source import is_stream
+from edcache.writer.match import check_length
+from edcache.writer.source import is_stream, length_of
 
 _Record: TypeAlias = tuple[str, bytes]
 
@@ -150,9 +151,12 @@ def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
     """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
     Of a stream it is the first one.
-    Raises: OptionError, its samples do not repeat, or it is an iterator; as the source.
+    Raises: OptionError, its samples do not repeat, or it is an iterator; StaleCacheError, it has another length; as
+        the source.
     """
     session = archive.session
+    if not is_stream(source):
+        check_length(archive.path, session.length, length_of(source, archive.path))
     if isinstance(source, Iterator):
         text = f"{archive.path}: the source is an iterator, which gives each sample once"
         raise OptionError(f"{text}; give the dataset that makes it")

@@ -233,6 +233,15 @@ def test_a_name_that_another_source_has_is_refused(name, lazy):
     check(cache)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_name_is_not_taken_from_who_has_it_open_before_a_sample_is_read(name, lazy):
+    cache = CachedDataset(Source(), name, lazy=True)
+    with pytest.raises(StaleCacheError, match="another source"):
+        CachedDataset(Other(), name, lazy=lazy)
+    check(cache)
+    check(CachedDataset.from_cache(name))
+
+
 def test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it(name, log):
     old = CachedDataset(Source(log=log), name, spot_check=False)
     new = CachedDataset(Source(log=log), name, spot_check=False, keep_existing=False)

@@ -176,7 +176,7 @@ FAILURES: list[tuple[Callable[[Path], object], type[EdcacheError], bool, int | N
     (lambda path: pickled(path)[1], CodecError, True, 1, "allow_pickle"),
     (lambda path: fill(Failing(), path), SourceError, True, 2, None),
     (lambda path: fill(Unstored(), path), CodecError, True, 1, None),
-    (lambda path: fill(Odd(), path), LabelError, True, 3, None),
+    (lambda path: fill(Odd(), path), LabelError, True, 3, "keep_existing"),
     (
         lambda path: fill(Squares(), made(path), fingerprint={"is": "other"}),
         StaleCacheError,

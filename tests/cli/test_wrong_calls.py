@@ -139,6 +139,20 @@ def test_whatever_is_wrong_is_one_line_and_an_exit_code(here):
             shutil.rmtree(new) if os.path.isdir(new) else os.remove(new)
 
 
+@pytest.mark.parametrize(
+    ("call", "last"),
+    [
+        ("build digits:make -o new.zip --key lable", "keep_existing=False begins anew (--rebuild)"),
+        ("verify ok.zip --against digits:make", "or choose another path"),
+        ("copy s3:/bucket/a.zip .", "begin the name of such a folder with ./"),
+    ],
+)
+def test_the_last_words_are_the_remedy(here, call, last):
+    done = RUNNER.invoke(main, shlex.split(call))
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].endswith(last)
+
+
 @pytest.mark.parametrize("command", main.commands)
 def test_a_slip_in_an_option_is_told_with_the_right_one(command):
     slip = "--helq" if command == "view" else "--jsn"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import edcache
 from edcache import CachedDataset, OptionError, SourceError
+from edcache.base import frames
+from edcache.labels import Labels
 
 PACKAGE = os.path.dirname(edcache.__file__)
 
@@ -41,6 +45,30 @@ def files_of(error: BaseException) -> list[bool]:
 
 def cached(folder: Path) -> CachedDataset:
     return CachedDataset(Squares(), folder / "a.zip", in_memory_keys=["label"])
+
+
+def written(at: Path) -> edcache.CacheWriter:
+    return edcache.CacheWriter(at / "w.zip", in_memory_keys=["label"])
+
+
+def keyed(at: Path) -> edcache.KeyedCache:
+    return edcache.KeyedCache(at / "k.zip")
+
+
+def closed(at: Path) -> CachedDataset:
+    ds = cached(at)
+    ds.close()
+    return ds
+
+
+def shut_down() -> ThreadPoolExecutor:
+    pool = ThreadPoolExecutor(1)
+    pool.shutdown()
+    return pool
+
+
+def labels_of(batch: Any) -> Any:
+    return {"y": batch["label"]}
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -74,6 +102,88 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "samples in Redis": (lambda _: CachedDataset(Squares(), "redis://host/0"), "RedisDataset"),
     "a storage that nobody knows": (lambda _: CachedDataset(Squares(), "nowhere://a.zip"), "s3://"),
+    "an executor's class": (
+        lambda at: CachedDataset(Squares(), at / "b.zip", executor=ThreadPoolExecutor),
+        "give an object of a concurrent.futures.Executor",
+    ),
+    "an executor that was shut down": (
+        lambda at: CachedDataset(Squares(), at / "b.zip", executor=shut_down()),
+        "a task of ThreadPoolExecutor failed: RuntimeError: cannot schedule new futures after shutdown",
+    ),
+    "no path": (lambda _: CachedDataset.from_cache(None), "a NoneType stands where a path"),  # type: ignore[call-overload]
+    "a URL that was a path": (
+        lambda _: CachedDataset(Squares(), Path("s3://key:secret@bucket/a.zip")),
+        '"s3:/..." stands where "s3://..." is to stand; a pathlib.Path takes a slash away',
+    ),
+    "a URL that was a path to read": (
+        lambda _: CachedDataset.from_cache(Path("https://host/a.zip")),
+        '"https:/..." stands where "https://..."',
+    ),
+    "a list of datasets": (
+        lambda at: CachedDataset.from_cache([cached(at)]),  # type: ignore[list-item]
+        "a CachedDataset stands where a path",
+    ),
+    "a list as a label": (
+        lambda at: cached(at).split(0.5, 0.5, stratify=["label"]),  # type: ignore[arg-type]
+        "<list> stands where the name of a label",
+    ),
+    "an empty batch": (lambda at: cached(at).batch([]), "give one index at least"),
+    "one key in the place of keys": (
+        lambda at: keyed(at).get_many("abc", list),
+        "'abc' is one key; give a list of keys",
+    ),
+    "one key of a dataset": (lambda at: cached(at).indices_of("abc"), "'abc' is one key; give a list"),
+    "changes swapped": (
+        lambda at: edcache.changes(Squares(), cached(at)),  # type: ignore[arg-type]
+        "a Squares stands where an archive",
+    ),
+    "map swapped": (
+        lambda at: edcache.map(cached(at), Squares(), at / "m.zip"),  # type: ignore[arg-type]
+        "fn=<CachedDataset>; give a function",
+    ),
+    "map with a name of datasets": (
+        lambda at: edcache.map(len, Squares(), at / "m.zip", num_proc=2),  # type: ignore[call-arg]
+        "map() takes no num_proc",
+    ),
+    "mapped without parentheses": (
+        lambda _: edcache.mapped(len),  # type: ignore[arg-type]
+        "write @edcache.mapped()",
+    ),
+    "a field to keep with a slip": (
+        lambda at: edcache.map(lambda b: {"y": b["label"]}, Squares(), at / "m.zip", keep="lable"),
+        "keep= names 'lable', which the samples do not have; they are dicts with the keys 'x', 'label'",
+    ),
+    "a key with a slip": (
+        lambda at: edcache.map(len, Squares(), at / "m.zip", key="lable"),
+        "key= names 'lable', which the samples do not have",
+    ),
+    "a function of a batch on devices": (
+        lambda at: edcache.map(labels_of, Squares(), at / "m.zip", batch_size=4, devices="cpu"),
+        "with devices= fn is called with the device, cpu, and returns the function of a batch; it raised TypeError",
+    ),
+    "a maker that returns no function": (
+        lambda at: edcache.map(lambda place: None, Squares(), at / "m.zip", batch_size=4, devices="cpu"),
+        "it returned None",
+    ),
+    "a number of devices": (
+        lambda at: edcache.map(labels_of, Squares(), at / "m.zip", batch_size=4, devices=1),  # type: ignore[arg-type]
+        "devices=1: 'int' object is not iterable; leave it out, or name what this machine has",
+    ),
+    "a device with a slip": (lambda at: next(iter(cached(at).loader(1, device="gpu"))), "device='gpu': Exp"),
+    "a device that is not here": (
+        lambda at: next(iter(cached(at).loader(1, device="cuda:99"))),
+        "device='cuda:99': ",
+    ),
+    "a step that is no function": (lambda at: edcache.headroom(DataLoader(Squares()), 5), "step=5; give a f"),  # type: ignore[arg-type]
+    "a transform that is no function": (lambda at: setattr(cached(at), "transform", 3), "transform=3; give"),
+    "a sample that failed": (
+        lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip")[3],
+        "sample 3 failed when it was made: ArithmeticError: no square; a later fill tries again; ds.errors has",
+    ),
+    "a source that became shorter": (
+        lambda at: cached(at).spot_check([Squares()[0]]),
+        "begun for 8 samples, the source has 1 now",
+    ),
 }
 
 
@@ -85,6 +195,83 @@ def test_a_wrong_call_says_what_to_do_within_two_frames_of_the_package(
         call(tmp_path)
     assert text in str(raised.value)
     assert sum(files_of(raised.value)) <= 2
+
+
+# The text of each stands in other tests.
+DEEP: dict[str, Callable[[Path], object]] = {
+    "an option": lambda at: CachedDataset(Squares(), at / "b.zip", num_workers=-1),
+    "options": lambda at: edcache.CacheOptions(chunk_size=0),
+    "an absent label": lambda at: CachedDataset(Squares(), at / "b.zip", in_memory_keys=["lable"]),
+    "a label that raises": lambda at: CachedDataset(
+        Squares(), at / "b.zip", in_memory_keys={"a": lambda s: 1 // 0}
+    ),
+    "what cannot be stored": lambda at: CachedDataset([lambda: 1], at / "b.zip"),
+    "no archive": lambda at: (
+        (at / "b.zip").write_text("hello"),
+        CachedDataset(Squares(), at / "b.zip"),
+    ),
+    "a sample that is missing": lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip")[3],
+    "a batch without one": lambda at: CachedDataset(Squares(3), at / "b.zip", on_error="skip").batch([3]),
+    "a loader": lambda at: list(
+        CachedDataset(Squares(3), at / "b.zip", on_error="skip").select("label").loader(2)
+    ),
+    "a closed dataset": lambda at: closed(at)[0],
+    "the length of a closed dataset": lambda at: len(closed(at)),
+    "labels of a closed dataset": lambda at: closed(at).labels,
+    "a batch beyond the end": lambda at: cached(at).batch([99]),
+    "counts": lambda at: cached(at).labels.counts("lable"),
+    "a sort": lambda at: cached(at).sort_by("lable"),
+    "folds": lambda at: cached(at).kfold(1),
+    "keys": lambda at: cached(at).by_key("a"),
+    "a sampler": lambda at: edcache.samplers.Balanced(cached(at), "lable"),
+    "a join": lambda at: edcache.concat([]),
+    "a mixture": lambda at: edcache.mix([cached(at)], weights=[-1]),
+    "a writer": lambda at: written(at).append({"x": 1}),
+    "a key": lambda at: keyed(at).get_or_create(0.5, int),
+    "a place of keys": lambda at: edcache.KeyedCache("/proc/k.zip").get_or_create("a", int),
+    "a folder of images": lambda at: edcache.image_folder(at),
+    "an image": lambda at: edcache.ImageFile(b"no image").decode("pil"),
+    "a check": lambda at: edcache.verify(at / "absent.zip"),
+    "a copy": lambda at: edcache.copy_to_local(at / "absent.zip", at / "near"),
+    "arrays": lambda at: edcache.numpy.open(at / "absent.zip"),
+}
+
+
+@pytest.mark.parametrize("call", DEEP.values(), ids=DEEP)
+def test_an_error_from_the_depth_shows_two_frames_of_the_package_with_all_its_causes(
+    call: Callable[[Path], object], tmp_path: Path
+) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        call(tmp_path)
+    assert sum(files_of(raised.value)) <= 2
+    shown = "".join(traceback.format_exception(raised.value))
+    assert shown.count(f'File "{PACKAGE}') <= 4
+    assert len(shown.splitlines()) <= 35
+
+
+def test_an_error_that_is_raised_while_another_one_is_handled_keeps_both(tmp_path: Path) -> None:
+    with pytest.raises(edcache.EdcacheError) as raised:
+        try:
+            CachedDataset.from_cache(tmp_path / "first.zip")
+        except edcache.EdcacheError:
+            CachedDataset.from_cache([])
+    assert "an empty list" in str(raised.value)
+    assert "first.zip" in str(raised.value.__context__)
+    assert raised.value.__cause__ is None
+
+
+def test_every_public_function_and_method_cuts_the_traceback() -> None:
+    kinds = [getattr(edcache, name) for name in edcache.__all__]
+    functions = [kind for kind in kinds if inspect.isfunction(kind)]
+    classes = [kind for kind in kinds if inspect.isclass(kind) and not issubclass(kind, BaseException)]
+    classes += [getattr(edcache.samplers, name) for name in edcache.samplers.__all__]
+    for kind in [*classes, Labels, edcache.numpy.ArrayDataset]:
+        for base in (base for base in kind.__mro__ if base.__module__.startswith("edcache.")):
+            doors = [member for name, member in vars(base).items() if name == "__init__" or name[0] != "_"]
+            if base is kind or base.__name__ in ("Readable", "Samples"):
+                functions += [member for member in doors if inspect.isfunction(member)]
+    uncut = {one.__qualname__ for one in functions if one.__code__.co_filename != frames.__file__}
+    assert not uncut
 
 
 def test_the_frames_of_a_source_that_raises_stay(tmp_path: Path) -> None:
@@ -186,3 +373,31 @@ def test_a_fill_does_not_count_what_failed_as_cached(
 ) -> None:
     CachedDataset(Squares(3), tmp_path / "a.zip", on_error="skip")
     assert "a.zip: 7 of 8 cached, 1 failed, in 0:00:0" in capfd.readouterr().err
+
+
+def test_the_frames_of_a_source_begin_with_its_own(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as raised:
+        edcache.map(lambda sample: sample["y"], Squares(), tmp_path / "m.zip")
+    assert raised.value.__cause__ is not None
+    assert files_of(raised.value.__cause__)[0] is False
+
+
+def test_values_by_key_are_not_iterated(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        list(keyed(tmp_path))  # type: ignore[call-overload]
+
+
+def test_a_path_has_no_address_of_an_argument(tmp_path: Path) -> None:
+    @edcache.cachable(tmp_path / "{config}.zip")
+    def squares(config: object) -> Squares:
+        return Squares()
+
+    assert squares.cache_path(object()) == squares.cache_path(object())
+
+
+def test_a_folder_that_is_named_like_a_url_is_written_with_its_dot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    CachedDataset(Squares(), "./s3:/a.zip")
+    assert os.path.isfile(tmp_path / "s3:" / "a.zip")

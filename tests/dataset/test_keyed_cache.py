@@ -803,7 +803,7 @@ def test_a_value_is_made_of_many_while_another_process_waits_for_it(path, create
 
     def first():
         cache = KeyedCache(path)
-        cache.get_or_create("a", lambda: (meeting.wait(), cache.get_many("bcdefghij", create)[0])[1])
+        cache.get_or_create("a", lambda: (meeting.wait(), cache.get_many([*"bcdefghij"], create)[0])[1])
 
     def second():
         cache = KeyedCache(path)

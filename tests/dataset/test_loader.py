@@ -727,7 +727,7 @@ def test_a_device_is_where_the_batches_are(ds):
     (batch, *_) = ds.loader(8, device=torch.device("meta"))
     assert batch["image"].device.type == batch["half"].device.type == "meta"
     assert batch["name"] == [f"n{k}" for k in range(8)]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(OptionError, match="device='nowhere': Expected one of cpu, cuda"):
         ds.loader(8, device="nowhere")
 
 

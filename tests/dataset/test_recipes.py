@@ -137,12 +137,16 @@ def test_latents_of_dreambooth_are_drawn_by_the_mean_and_variance_of_each_pair()
 
 
 class DPOTrainer:
-    """What TRL 1.16 does with `precompute_ref_log_probs=True`: columns of the dataset, which its collator stacks."""
+    """What TRL 1.16 does with `precompute_ref_log_probs=True`: it tokenizes, and its collator stacks the columns."""
 
     def __init__(self, train_dataset, args):
-        self.train_dataset = train_dataset
+        self.train_dataset = train_dataset.map(self._tokenized)
         if args.precompute_ref_log_probs:
-            self.train_dataset = self._precompute_ref_logps(train_dataset, "train", 8)
+            self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", 8)
+
+    @staticmethod
+    def _tokenized(pair):
+        return {f"{name}_ids": [*text.encode()] for name, text in pair.items()}
 
     def _precompute_ref_logps(self, dataset, name, batch_size):
         raise AssertionError("computed again")
@@ -154,10 +158,11 @@ def test_reference_log_probabilities_are_those_of_a_padded_batch():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    texts = [{"prompt": "abc"[: 1 + i % 3], "chosen": f"de{i}", "rejected": f"f{i}"} for i in range(12)]
     given = {
-        "trl": SimpleNamespace(DPOTrainer=DPOTrainer),
+        "trl": SimpleNamespace(DPOTrainer=DPOTrainer, DPOConfig=SimpleNamespace),
         "datasets": datasets,
-        "arguments": {"args": SimpleNamespace(precompute_ref_log_probs=True)},
+        "arguments": {"train_dataset": datasets.Dataset.from_list(texts)},
         "LlamaConfig": LlamaConfig,
         "small": small,
     }
@@ -167,8 +172,11 @@ def test_reference_log_probabilities_are_those_of_a_padded_batch():
     page = of_recipe(title, **given)
     assert archives() == first
     assert isinstance(page.reference, LlamaForCausalLM)
-    for name in ("chosen", "rejected"):
-        pairs = [(one["prompt_ids"], one[f"{name}_ids"]) for one in page.preferences]
+    assert page.trainer.train_dataset[4]["chosen"] == texts[4]["chosen"]
+    for name, dataset in itertools.product(
+        ("chosen", "rejected"), (page.compared, page.trainer.train_dataset)
+    ):
+        pairs = [(one["prompt_ids"], one[f"{name}_ids"]) for one in dataset]
         longest = max(len(prompt + ids) for prompt, ids in pairs)
         padded, is_completion = (torch.zeros(len(pairs), longest, dtype=torch.long) for _ in range(2))
         for k, (prompt, ids) in enumerate(pairs):
@@ -180,9 +188,8 @@ def test_reference_log_probabilities_are_those_of_a_padded_batch():
             logits.transpose(1, 2), padded[:, 1:], reduction="none"
         )
         expected = (of_tokens * is_completion[:, 1:]).sum(1)
-        found = torch.tensor(page.trainer.train_dataset[f"ref_{name}_logps"])
+        found = torch.tensor([one[f"ref_{name}_logps"] for one in dataset])
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert page.trainer.train_dataset[4]["chosen_ids"] == page.preferences[4]["chosen_ids"]
 
 
 class Timm:
@@ -252,9 +259,8 @@ class KDDataset(torch.utils.data.Dataset):
     def root_dataset(self):
         return self
 
-    @property
-    def requires_propagate_ctx(self):
-        return False
+    def getdim(self, kind):
+        return getattr(self, f"getshape_{kind}")()[0]
 
     def __getitem__(self, idx):
         raise RuntimeError("use a ModeWrapper")
@@ -296,9 +302,12 @@ class Flips(KDDataset):
     def getitem_class(self, idx, ctx=None):
         return idx % 4
 
+    def getshape_class(self):
+        return (4,)
+
 
 def test_wrappers_of_kappadata_read_items_and_context_from_the_archive():
-    library = SimpleNamespace(KDDataset=KDDataset, ModeWrapper=ModeWrapper)
+    library = SimpleNamespace(KDDataset=KDDataset, wrappers=SimpleNamespace(ModeWrapper=ModeWrapper))
     page = of_recipe("KappaData", kappadata=library, items=Flips())
     first = archives()
     page = of_recipe("KappaData", kappadata=library, items=Flips())
@@ -309,6 +318,7 @@ def test_wrappers_of_kappadata_read_items_and_context_from_the_archive():
     plain = ModeWrapper(page.dataset.dataset, "class x")
     assert same(plain[3], (3, torch.arange(3) + 3))
     assert plain.root_dataset is page.dataset.dataset
+    assert plain.dataset.getdim("class") == 4
 
 
 @needs("datasets", "PIL")
@@ -486,7 +496,8 @@ def case(k, shape=(1, 4, 6, 8)):
 
 def save_case(k):
     cases = of_recipe("nnU-Net").ArchivedCases
-    cases.save_case(*case(k), f"{os.getcwd()}/case_{k:02}")
+    blocks = dict.fromkeys(("chunks", "blocks", "chunks_seg", "blocks_seg"), (1, 4, 4, 4))
+    cases.save_case(*case(k), f"{os.getcwd()}/case_{k:02}", **blocks)  # as nnU-Net's preprocessor does
 
 
 def resident(name):
@@ -512,6 +523,8 @@ class TestNnUnet:
         assert same(few["case_03"][0][:, 1:3, 2:4], case(3)[0][:, 1:3, 2:4])
         with pytest.raises(KeyError):
             few["case_99"]
+        with pytest.raises(AssertionError):
+            cases(folder, None, "stage_0")
 
     @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="of Linux")
     def test_a_crop_reads_its_own_pages(self, folder):

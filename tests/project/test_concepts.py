@@ -23,14 +23,17 @@ from edcache.dataset import CachedDataset, View
 PACKAGE = Path(edcache.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Arguments of @cachable, names of the package, members of a dataset, commands: what a user reads through.
-OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 33, 36, 12, 19
+OPTIONS, NAMES, MEMBERS, COMMANDS, ERRORS = 25, 34, 36, 12, 19
 # Of the package.
-MODULES, CLASSES, FLOORS = 188, 310, 8
+MODULES, CLASSES, FLOORS = 189, 310, 8
 # Functions and files of the package that run, and calls: with a source of dicts of a tensor and a label.
 WALKS = {
-    "fill": {"functions": 668, "files": 69},
-    "reopen": {"functions": 184, "files": 31, "calls": 397},
-    "batch": {"functions": 40, "files": 13, "calls": 46},
+    # One function is storage/registry.py:path_text, which says for one path and for lists what is none. One is
+    # writer/fill.py:_filled_once: a fill that an error ends is tried again for what others skipped.
+    "fill": {"functions": 674, "files": 69},
+    "reopen": {"functions": 185, "files": 31, "calls": 398},
+    # One file is base/frames.py, by which a public method cuts the traceback of its errors.
+    "batch": {"functions": 40, "files": 14, "calls": 46},
     "filter": {"functions": 40, "files": 11},
 }
 

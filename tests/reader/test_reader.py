@@ -61,12 +61,11 @@ def test_a_sample_that_is_not_there_says_why(path):
         reader.read(10)
     with pytest.raises(MissingSampleError, match=r"sample 3 has no record yet \(7 of 10 have\); fill it"):
         reader.read(3)
-    with pytest.raises(MissingSampleError, match="sample 5 failed when it was made, it counts as absent for"):
+    text = "sample 5 failed when it was made: ValueError: no image; it counts as absent for good; ds.errors has its"
+    with pytest.raises(MissingSampleError, match=text):
         reader.read(5)
-    with pytest.raises(MissingSampleError, match="sample 7 failed when it was made, a later fill"):
+    with pytest.raises(MissingSampleError, match="sample 7 failed when it was made: .*; a later fill"):
         reader.read(7)
-    with pytest.raises(MissingSampleError, match="ValueError: no image\nTraceback of then$"):
-        reader.read(5)
 
 
 def test_a_group_is_of_samples_that_are_there(tmp_path, path):

@@ -1,6 +1,7 @@
 """Filling: once per sample, whatever happens in between and whoever helps."""
 
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from edcache.errors import (
     SourceError,
     StaleCacheError,
 )
+from edcache.format import Failure, Head
 from edcache.reader import Reader
+from edcache.writer import Appender
 
 
 class Counted:
@@ -168,3 +171,33 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
     assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
     with pytest.raises(edcache.errors.MissingSampleError, match="sample 2 failed when it was made"):
         cache[2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_another_process_skips_meanwhile_is_tried_here(path, num_workers):
+    """Its source may be another: an import names what the old cache lacks as failed."""
+
+    def noted(i, sample):
+        if i == 3:
+            with closing(Appender.open(path, Head(bytes(16)), mode="a")) as other:
+                other.amend(failed=[Failure(40, False, "ValueError", "not there", "").to_json()])
+        return sample
+
+    options = {"spot_check": False, "progress": False, "chunk_size": 1, "num_workers": num_workers}
+    ds = CachedDataset(Counted(change=noted), path, multiprocessing_context="fork", **options)
+    assert ds.complete
+    assert ds[40]["x"].tolist() == [40] * 3
+    assert not ds.errors
+
+
+def test_what_another_process_skips_and_fails_here_too_ends_the_fill(path):
+    def noted(i, sample):
+        if i == 40:
+            raise ValueError("not here either")
+        if i == 3:
+            with closing(Appender.open(path, Head(bytes(16)), mode="a")) as other:
+                other.amend(failed=[Failure(40, False, "ValueError", "not there", "").to_json()])
+        return sample
+
+    with pytest.raises(SourceError, match="raised at index 40: ValueError: not here either"):
+        CachedDataset(Counted(change=noted), path, spot_check=False)

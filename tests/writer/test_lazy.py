@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from filled import computed, note, stored_rows
+from likeness import same
 from systems import Small, replace_system
 from torch.utils.data import DataLoader
 
@@ -25,9 +26,9 @@ import edcache
 from edcache import CachedDataset
 from edcache.backends import FileStore
 from edcache.base import bytes_limit
-from edcache.errors import CodecError, OptionError, SourceError
+from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
 from edcache.reader import Reader
-from edcache.writer import builder
+from edcache.writer import Appender, builder
 from edcache.writer.job import Job
 
 
@@ -187,6 +188,17 @@ def test_what_another_cache_published_meanwhile_is_not_computed_again(path, log)
     assert computed(log) == [3]
 
 
+def test_another_source_is_refused_once_a_sample_is_read(path, log):
+    """It would be taken for the archive of a first fill that failed, and deleted."""
+    ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
+    first = ds[3]
+    for lazy in (True, False):
+        with pytest.raises(StaleCacheError, match="another source"):
+            CachedDataset([1] * len(ds), path, lazy=lazy)
+    ds.close()
+    assert same(CachedDataset.from_cache(path, allow_partial=True)[3], first)
+
+
 def test_a_pickled_lazy_cache_fills_the_same_archive(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True, spot_check=False, chunk_size=1)
     copy = pickle.loads(pickle.dumps(ds))
@@ -334,6 +346,21 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypa
     assert edcache.verify(path).problems == []
 
 
+def test_a_sample_that_another_publishes_at_the_same_moment_is_stored_once(path, log, monkeypatch):
+    one, two = (CachedDataset(Logged(log), path, lazy=True, spot_check=False) for _ in range(2))
+    one[3], one[4], two[4], two[5]
+    append = Appender.append
+
+    def append_late(self, *arguments, **options):
+        monkeypatch.setattr(Appender, "append", append)
+        one.close()
+        append(self, *arguments, **options)
+
+    monkeypatch.setattr(Appender, "append", append_late)
+    two.close()
+    assert stored_rows(path) == [3, 4, 5]
+
+
 def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
     ds = CachedDataset(Logged(log, 400), path, lazy=True, spot_check=False, chunk_size=10)
     found = {}
@@ -415,7 +442,7 @@ def test_an_archive_that_is_gone_as_its_process_ends_takes_one_line(tmp_path):
     script.write_text(
         f"import sys; sys.path[:] = {sys.path!r}\nimport shutil\nfrom edcache import CachedDataset\n"
         f"ds = CachedDataset([1, 2, 3], {str(folder / 'a.zip')!r}, lazy=True, spot_check=False)\n"
-        f"ds[1]; shutil.rmtree({str(folder)!r})\n"
+        f"ds[1]; ds[2]; shutil.rmtree({str(folder)!r})\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)

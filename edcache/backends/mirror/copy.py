@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, Final, NamedTuple
 
-from edcache import storage
+from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import BlockFetcher, Origin, Pinned
 from edcache.backends.mirror.complete import complete
@@ -33,6 +33,7 @@ class Copied(NamedTuple):
     fetched: int
 
 
+@base.cut_traceback
 def copy_to_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],

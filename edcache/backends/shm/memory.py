@@ -50,6 +50,8 @@ class MemoryStore(FileStore):
 
     # DataLoader workers that find no room for their batches die.
     max_bytes = 0.75
+    # A process has it open, or it would be deleted.
+    gives_way = False
 
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
         if not storage.is_in_memory(text):
