@@ -437,7 +437,7 @@ def _is_dataset(value: Any) -> bool:
 def _has_items(value: Any, count: int | None, told: _Told) -> bool:
     """True for a list, tuple, range, dict or array with one item a sample; with keys for a table too.
 
-    With keys and no versions a dict is none: its order need not be that of the samples, and a memo would become one.
+    With keys and no versions a dict is none: it need not be in the order of the samples, and a memo would become one.
     """
     if count is None:
         return False
