@@ -31,7 +31,7 @@ from edcache.format import (
     pa,
     stored_keys,
 )
-from edcache.identity.recipe import has_method, tells, values_of
+from edcache.identity.recipe import has_method, shared_of, tells, values_of
 from edcache.identity.settings import Settings, columns_of, is_table
 
 VERSION_COLUMN: Final = "version"
@@ -305,9 +305,10 @@ def batched(values: Iterable[Any]) -> Iterator[list[Any]]:
 def versions_of(source: Any) -> list[str]:
     """Return a version of each sample of a source, as text: from `sample_version`, else from its attributes.
 
-    Attributes are the ones with one value a sample; without any, all versions are "".
+    Attributes are the ones with one value a sample, and what all their values share; without any, all versions are "".
     """
-    return [*(_versions(source, None) or itertools.repeat("", len(source)))]
+    shared = "".join(shared_of(source).values())
+    return [shared + version for version in _versions(source, None) or itertools.repeat("", len(source))]
 
 
 def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
@@ -317,7 +318,7 @@ def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
     """
     if tells(source, "sample_version"):
         return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
-    found = map(_plain, values_of(source).values())
+    found = (_plain(value) for _, value in sorted(values_of(source).items()))
     values = [value for value in found if keys is None or not _are_same(value, keys)]
     return map(repr, zip(*values, strict=True)) if values else None
 

@@ -45,6 +45,7 @@ from edcache.identity.settings import (
     is_table,
     name_of,
     parts_of,
+    shared_by_items,
     shortened,
 )
 
@@ -216,7 +217,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     walk = Settings(roots)
     if call is not None:
         named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
-        settings, asks = {**call.settings, **_described(named, walk)[0]}, call.asks
+        settings, asks = {**call.settings, **_described(named, walk)[0]}, {**call.asks}
         code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES, walk.content)}
         code = code if call.settings["version"] is None else {}
     else:
@@ -227,6 +228,8 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         reached = reached_from([source, *met, *walk.met.values()])
         settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
         code = code_of(reached, _CODE_NBYTES, walk.content)
+    if _told_by(source) == "keys":
+        asks |= shared_of(source)
     again = None if call is None else call.again
     made = Recipe(settings, asks, code, count, columns, roots, again)
     _ = made.texts  # of now: the source may change them
@@ -277,16 +280,29 @@ def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
 def values_of(source: Any) -> dict[str, Any]:
     """Return the attributes of a source that have one value for each sample, by name."""
     return {
-        name: leaf.value
-        for name, leaf in _leaves_of(source, _count_of(source)).items()
-        if leaf.is_column and not leaf.is_told
+        name: leaf.value for name, leaf in _leaves_of(source, _count_of(source)).items() if leaf.is_column
+    }
+
+
+def shared_of(source: Any) -> dict[str, str]:
+    """Digest names and dtypes of the tables and arrays that are columns, by name: a changed one changes no value."""
+    shared = {name: shared_by_items(value) for name, value in values_of(source).items()}
+    return {
+        f"attribute {name}": digest_of(Settings().text(one))
+        for name, one in shared.items()
+        if one is not None
     }
 
 
 def _leaves_of(source: Any, count: int | None) -> dict[str, _Leaf]:
     """List the attributes of a source by name."""
-    told: _Told = "versions" if tells(source, "sample_version") else "keys"
-    return _leaves(source, count, told if tells(source, "sample_key") else "")
+    return _leaves(source, count, _told_by(source))
+
+
+def _told_by(source: Any) -> _Told:
+    if not tells(source, "sample_key"):
+        return ""
+    return "versions" if tells(source, "sample_version") else "keys"
 
 
 def _count_of(source: Any) -> int | None:
@@ -387,7 +403,8 @@ def _children(name: str, leaf: _Leaf, told: _Told) -> tuple[str, list[tuple[str,
         leaf.is_told or parts.is_told,
         parts.columns if told == "versions" and parts.is_told else (),
     )
-    # The rows of a table come and go with keys: then a sample that is computed again tells whether others changed.
+    # With keys samples come and go, and such a part with them: a sample that is computed again tells whether others
+    # changed.
     rows = parts.columns if told and not parts.is_told else ()
     exact = [(key, part) for key, part in parts.exact.items() if key not in left]
     children = [
@@ -418,20 +435,22 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _has_items(value: Any, count: int | None, told: _Told) -> bool:
-    """True for a list, tuple, range, dict or array with one item a sample; with keys for a table too."""
+    """True for a list, tuple, range, dict or array with one item a sample; with keys for a table too.
+
+    With keys and no versions a dict is none: it need not be in the order of the samples, and a memo would become one.
+    """
     if count is None:
         return False
     if isinstance(value, _VALUES):
         return type(value) in _VALUES and len(value) == count
-    if (
-        type(value) is dict
-        or (told == "versions" and hasattr(value, "__array__"))
-        or (told and is_table(value))
-    ):
+    if (type(value) is dict and told != "keys") or (told and is_table(value)):
         return len(value) == count
-    is_array = isinstance(value, np.ndarray | torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    is_array = isinstance(value, np.ndarray | torch.Tensor) or (
+        told == "versions" and hasattr(value, "__array__")
+    )
+    is_array = is_array and not isinstance(value, torch.nn.Parameter)
     is_array = is_array and not getattr(value, "is_nested", False)
-    return is_array and tuple(value.shape[:1]) == (count,)
+    return is_array and tuple(np.shape(value)[:1]) == (count,)
 
 
 def _roots(leaves: Mapping[str, _Leaf]) -> dict[str, str]:
@@ -489,7 +508,11 @@ def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
         elif not (name == _OTHERS and lines):
             lines.append(line)
     their = _kept(now.asks, state, _ASKS_NBYTES)
-    asks |= dict.fromkeys(name for name in {**own, **their} if own.get(name) != their.get(name))
+    for name in {**own, **their}:
+        before, after = own.get(name), their.get(name)
+        is_known = not (is_made and name.startswith("attribute ") and None in (before, after))
+        if before != after and is_known:  # a call alone knows no attributes
+            asks[name] = None
     return Difference([*lines, *_other_columns(found, now, state)], moved, [*asks], code)
 
 

@@ -276,8 +276,8 @@ class Parts(NamedTuple):
     """Parts of a value, which describe it.
 
     word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
-    first count in the text, the others only ask. columns: names of parts with one value a sample, or with all rows of
-    a table.
+    first count in the text, the others only ask. columns: names of parts with one value a sample, or of a part that
+    changes with each of them.
     is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
     container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
     """
@@ -513,19 +513,21 @@ def _parts_of_table(value: Any) -> Parts | None:
     if library == "datasets" and hasattr(value, "_fingerprint"):
         # It changes with every operation.
         return Parts(name, {"_fingerprint": value._fingerprint}, {}, ("_fingerprint",))
-    if library in ("polars", "pyarrow") and hasattr(value, "schema"):
-        made = value.to_dict(as_series=False) if library == "polars" else value.to_pydict()
-        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {}, ("values",))
+    if library == "polars" and hasattr(value, "collect"):  # a LazyFrame, whose values are not there yet
+        return Parts(name, {}, {"plan": value.serialize()})
+    if library == "polars" and hasattr(value, "schema"):
+        made = value.to_dict(as_series=False)
+        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {})
+    if library == "pyarrow" and hasattr(value, "to_pydict"):
+        return Parts(name, {"schema": str(value.schema), "values": [*value.to_pydict().items()]}, {})
     if library != "pandas":
         return None
     if hasattr(value, "iloc"):
-        columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
-        # Level by level: the values of an index of several are tuples, which have no dtypes.
-        levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
-        names = value.attrs, [list(axis.names) for axis in value.axes]
-        held = [_column(part) for part in (*levels, *columns)]
-        return Parts(name, {"names": names, "columns": held}, {}, ("columns",))
-    return Parts(name, {"values": _column(value)}, {}) if hasattr(value, "dtype") else None
+        held = [[*_kind_of(part), *_values_of(part)] for part in _pandas_columns(value)]
+        return Parts(name, {"names": _names_of(value), "columns": held}, {})
+    if not hasattr(value, "dtype"):
+        return None
+    return Parts(name, {"values": [*_kind_of(value), *_values_of(value)]}, {})
 
 
 def is_table(value: Any) -> bool:
@@ -538,12 +540,15 @@ def is_table(value: Any) -> bool:
 
 
 def columns_of(table: Any) -> list[list[Any]]:
-    """Return the columns of a table as objects, and an index of pandas if it is no range, or the values of a column."""
+    """Return the columns of a table as objects, and an index of pandas if it is no range, or the values of a column.
+
+    What `shared_by_items` tells is left out.
+    """
     if hasattr(table, "iloc"):
-        index = table.index
-        levels = [] if hasattr(index, "start") else [index.get_level_values(k) for k in range(index.nlevels)]
-        columns = [table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])]
-        return [part.tolist() for part in (*levels, *columns)]
+        parts = _pandas_columns(table)
+        left = hasattr(table.index, "start")  # of a range, which counts the rows
+        # Times as integers: each as an object takes 50 us.
+        return [getattr(part.array, "asi8", part).tolist() for part in parts[left:]]
     if hasattr(table, "get_columns"):
         return [column.to_list() for column in table.get_columns()]
     if hasattr(table, "columns"):
@@ -551,10 +556,37 @@ def columns_of(table: Any) -> list[list[Any]]:
     return [table.to_pylist() if hasattr(table, "to_pylist") else table.to_list()]
 
 
-def _column(part: Any) -> list[Any]:
-    held = getattr(part, "cat", part)
-    values = [held.categories, held.codes, held.ordered] if hasattr(held, "categories") else [part]
-    return [getattr(part, "name", None), str(part.dtype), *map(np.asarray, values)]
+def shared_by_items(values: Any) -> Any:
+    """Return what all rows of a table share: names, dtypes and categories; of an array the dtype; None of a list."""
+    if hasattr(values, "iloc"):
+        ends = [getattr(values.index, name, None) for name in ("start", "step")]
+        return _names_of(values), ends, [*map(_kind_of, _pandas_columns(values))]
+    kinds = (getattr(values, name, None) for name in ("schema", "dtype", "type"))
+    return next((str(kind) for kind in kinds if kind is not None), None)
+
+
+def _pandas_columns(table: Any) -> list[Any]:
+    """Return the levels of the index, and the columns; names of columns may come twice.
+
+    Level by level: the values of an index of several are tuples, which have no dtypes.
+    """
+    levels = [table.index.get_level_values(k) for k in range(table.index.nlevels)]
+    return [*levels, *([table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])])]
+
+
+def _names_of(table: Any) -> tuple[Any, list[list[Any]]]:
+    return table.attrs, [list(axis.names) for axis in table.axes]
+
+
+def _kind_of(column: Any) -> list[Any]:
+    held = getattr(column, "cat", column)
+    categories = [np.asarray(held.categories), held.ordered] if hasattr(held, "categories") else []
+    return [getattr(column, "name", None), str(column.dtype), *categories]
+
+
+def _values_of(column: Any) -> list[Any]:
+    held = getattr(column, "cat", column)
+    return [np.asarray(held.codes if hasattr(held, "categories") else column)]
 
 
 def _parts_of_array(value: Any) -> Parts:

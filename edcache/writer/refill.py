@@ -58,7 +58,7 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
     if lacking is None:
         return
     # Also if the order alone is new: the seal says that the source as it is now has made all.
-    asks = [*job.found.asks, *identity.guessed(job.source)]
+    asks = [*dict.fromkeys([*job.found.asks, *identity.guessed(job.source)])]
     check_before(replace(job, found=job.found._replace(asks=asks)), lacking.known, lacking.places)
     lacking = _publish(job, keyed, known, None)
     while lacking is not None:

@@ -1,6 +1,10 @@
 """A source with keys that reads a table: rows tell which samples are new or changed."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import datasets
+import numpy as np
 import pandas
 import polars
 import pyarrow as pa
@@ -8,7 +12,7 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset
+from edcache import CachedDataset, identity
 from edcache.errors import StaleCacheError
 
 pytestmark = pytest.mark.full
@@ -91,3 +95,215 @@ def test_rows_of_a_dataset_of_hugging_face_are_new_by_their_keys(tmp_path):
     assert sum(calls) < 200
     with pytest.raises(StaleCacheError, match="is another one now"):
         edcache.map(lengths, texts(404, scale=2), path, **options)
+
+
+class Of:
+    """Samples that are read from attributes, and named by their number."""
+
+    def __init__(self, count, **held):
+        self._count = count
+        for name, value in held.items():
+            setattr(self, name, value)
+
+    def __len__(self):
+        return self._count
+
+    def sample_key(self, index):
+        return f"s{index}"
+
+    def __getitem__(self, index):
+        return {"x": repr(self.value(index))}
+
+
+class CellOf(Of):
+    def value(self, index):
+        return self.table["x"][index]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """No sample is computed again unasked, as if each took a minute."""
+    learned = identity.learned
+
+    def of_slow(again, codec):
+        first, other = learned(again, codec)
+        return replace(first, seconds=60.0), other
+
+    monkeypatch.setattr(identity, "learned", of_slow)
+
+
+COLUMNS = {"name": [f"n{k}" for k in range(40)], "x": [*range(40)], "y": [*range(40, 80)]}
+SWAPPED = {"name": COLUMNS["name"], "y": COLUMNS["x"], "x": COLUMNS["y"]}
+
+
+@pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pa.table])
+def test_columns_that_swap_names_ask_though_no_value_is_another(tmp_path, slow, table):
+    path = tmp_path / "a.zip"
+    CachedDataset(CellOf(40, table=table(COLUMNS)), path, progress=False)
+    CachedDataset(CellOf(40, table=table(COLUMNS)), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute table changed"):
+        CachedDataset(CellOf(40, table=table(SWAPPED)), path, progress=False)
+
+
+class Code(Of):
+    def value(self, index):
+        return int(self.table["x"].cat.codes[index])
+
+
+def test_codes_of_categories_ask(tmp_path, slow):
+    def table(categories):
+        return pandas.DataFrame({"x": pandas.Categorical(["b", "c"] * 20, categories)})
+
+    path = tmp_path / "a.zip"
+    CachedDataset(Code(40, table=table(["b", "c"])), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute table changed"):
+        CachedDataset(Code(40, table=table(["a", "b", "c"])), path, progress=False)
+
+
+class Scalar(Of):
+    def value(self, index):
+        return self.values[index]
+
+
+def test_the_dtype_of_an_array_asks(tmp_path, slow):
+    path = tmp_path / "a.zip"
+    CachedDataset(Scalar(40, values=np.arange(40)), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute values changed"):
+        CachedDataset(Scalar(40, values=np.arange(40, dtype="i4")), path, progress=False)
+
+
+class Nested(Of):
+    def value(self, index):
+        return self.held.x[index]
+
+
+def test_a_table_with_other_rows_than_samples_is_a_setting(tmp_path):
+    """No row is of one sample: a few that are computed again need not show which row changed."""
+    frame, path = pandas.DataFrame(COLUMNS), tmp_path / "a.zip"
+    other = frame.assign(x=[*range(39), -1])
+    CachedDataset(CellOf(20, table=frame), path, progress=False)
+    CachedDataset(CellOf(20, table=frame.copy()), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute table"):
+        CachedDataset(CellOf(20, table=other), path, progress=False)
+    path = tmp_path / "b.zip"
+    CachedDataset(Nested(40, held=SimpleNamespace(x=frame["x"])), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute held"):
+        CachedDataset(Nested(40, held=SimpleNamespace(x=other["x"])), path, progress=False)
+
+
+class ByName(Of):
+    def value(self, index):
+        return self.captions[self.sample_key(index)]
+
+
+def test_a_dict_of_a_keyed_source_is_a_setting(tmp_path):
+    captions, path = {f"s{k}": "a text" for k in range(40)}, tmp_path / "a.zip"
+    CachedDataset(ByName(40, captions=captions), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute captions"):
+        CachedDataset(ByName(40, captions={**captions, "s39": "another"}), path, progress=False)
+
+
+class Memo(Of):
+    def value(self, index):
+        self.computed.append(index)
+        return self.memo.setdefault(index, index)
+
+    __edcache_ignore__ = ("computed",)
+
+
+def test_a_memo_that_reading_has_filled_changes_no_sample(tmp_path):
+    source, path = Memo(40, memo={}, computed=[]), tmp_path / "a.zip"
+    CachedDataset(source, path, progress=False)
+    source.computed.clear()
+    CachedDataset(source, path, progress=False)
+    assert len(source.computed) <= 1
+
+
+class Told(Of):
+    def value(self, index):
+        return self.values[index]
+
+    def __edcache_fingerprint__(self):
+        return {"values": self.values, **self.more}
+
+
+@pytest.mark.parametrize("more", [{}, {"columns": ["values"]}])
+def test_values_that_a_fingerprint_tells_are_versions_too(tmp_path, more):
+    path = tmp_path / "a.zip"
+    CachedDataset(Told(40, values=[0] * 40, more=more), path, progress=False)
+    after = CachedDataset(Told(40, values=[0] * 39 + [1], more=more), path, progress=False)
+    assert after[39]["x"] == "1"
+
+
+class Versioned(Of):
+    def value(self, index):
+        return float(self.mean)
+
+    def sample_version(self, index):
+        return 0
+
+
+@pytest.mark.parametrize("mean", [np.float64(0.5), np.array(0.5), torch.tensor(0.5)])
+def test_a_number_of_numpy_is_a_setting_beside_versions(tmp_path, mean):
+    path = tmp_path / "a.zip"
+    CachedDataset(Versioned(4, mean=mean), path, progress=False)
+    assert CachedDataset(Versioned(4, mean=mean), path, progress=False)[0]["x"] == "0.5"
+    with pytest.raises(StaleCacheError, match="attribute mean"):
+        CachedDataset(Versioned(4, mean=mean + 1), path, progress=False)
+
+
+def test_the_order_of_attributes_is_no_difference(tmp_path, log):
+    class Two(Of):
+        def value(self, index):
+            log.write_text(log.read_text() + "x")
+            return self.a[index], self.b[index]
+
+    path = tmp_path / "a.zip"
+    CachedDataset(Two(40, a=[*range(40)], b=[*range(40, 80)]), path, progress=False)
+    log.write_text("")
+    CachedDataset(Two(40, b=[*range(40, 80)], a=[*range(40)]), path, progress=False)
+    assert len(log.read_text()) <= 1
+
+
+class Lazy(Of):
+    def value(self, index):
+        return self.frame.collect().row(index)
+
+
+def test_the_plan_of_a_lazy_frame_asks(tmp_path, slow):
+    frame, path = polars.DataFrame(COLUMNS).lazy(), tmp_path / "a.zip"
+    CachedDataset(Lazy(40, frame=frame), path, progress=False)
+    CachedDataset(Lazy(40, frame=polars.DataFrame(COLUMNS).lazy()), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute frame changed"):
+        CachedDataset(Lazy(40, frame=frame.with_columns(polars.col("x") + 1)), path, progress=False)
+
+
+def test_what_map_reads_from_a_table_has_its_names_too(tmp_path, log):
+    """Its versions stand for the table, so nothing else tells of columns that swap names."""
+
+    def lengths(batch):
+        with log.open("a") as file:
+            file.write("x" * len(batch["v"]))
+        return {"w": batch["v"] + 0}
+
+    class OfFrame(Of):
+        def __getitem__(self, index):
+            return {"id": f"s{index}", "v": int(self.table["x"][index])}
+
+        __edcache_ignore__ = ()
+
+    def mapped(columns):
+        return edcache.map(
+            lengths,
+            OfFrame(40, table=pandas.DataFrame(columns)),
+            tmp_path / "a.zip",
+            key="id",
+            batch_size=8,
+            progress=False,
+        )
+
+    mapped(COLUMNS)
+    log.write_text("")
+    mapped(COLUMNS)
+    assert len(log.read_text()) <= 8
+    assert [int(sample["w"]) for sample in mapped(SWAPPED)] == SWAPPED["x"]
