@@ -90,7 +90,7 @@ def add(one: Samples, other: Any) -> Any:
 
 
 class Chained(SampleRoot):
-    """Root of what `concat` makes. bounds: the index of the first sample of each part, and behind the last."""
+    """Root of what `concat` makes. bounds: the index of the first sample of each part, and at the end the length."""
 
     called, shown = "concat", "Concat"
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
@@ -202,7 +202,7 @@ class Sides(SampleRoot):
     called, shown, is_divided = "zip_fields", "Zipped", False
 
     def label_table(self) -> Any:
-        """Return the columns of all parts; of two with one name the first."""
+        """Return the columns of all parts. If several have one name, the first of them counts."""
         columns: dict[str, pa.ChunkedArray] = {}
         tables = self.tables()
         for table in tables:

@@ -107,10 +107,11 @@ class EpochSampler(DistributedSampler[Any]):
             again, until all ranks have equally many. "drop": the last draws are left out instead. "allow": every
             draw comes once, so some ranks have one item more than others. With DDP that needs torch's `Join`; it
             suits an evaluation.
-        global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a list a step:
-            the rank's share, which is one longer on some ranks if the ranks do not divide the step. Step k has the same
-            samples on any number of ranks. Take it as `batch_sampler=` of a DataLoader, or `sampler=` of
-            `ds.loader(None)`. `uneven` is then about a last step that is not full: filled up, left out, or smaller.
+        global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a list for
+            each step, with the positions of this rank. If the ranks do not divide the step, some ranks have one more.
+            Step k has the same samples on any number of ranks. Give the sampler to a DataLoader as `batch_sampler=`, or
+            to `ds.loader(None)` as `sampler=`. `uneven` then decides about a last step that is not full: "repeat" fills
+            it up, "drop" leaves it out, "allow" keeps it as it is.
         num_replicas: the number of ranks that share an epoch.
         rank: the number of this rank. Give both or neither. None takes both from torch.distributed when an epoch
             begins, and is one rank if torch.distributed is not initialised. Give 1 and 0 if every rank shall draw
@@ -119,14 +120,14 @@ class EpochSampler(DistributedSampler[Any]):
         OptionError: an argument is out of range, or only one of num_replicas and rank is given; "global_batch_size=4
             for 8 ranks; give at least one sample for each".
 
-    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. Of n ranks that
-    begin at draw c of the epoch, or of a step, rank r draws c + r, c + r + n, c + r + 2n, ... So a state goes on
-    exactly with any other number of ranks, batch size or workers.
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. An iteration or a
+    step begins at draw c of the epoch. Rank r of n ranks then has the draws c + r, c + r + n, c + r + 2n, ... So a
+    state goes on exactly with any other number of ranks, batch size or workers.
 
-    Each iteration that reaches its end advances to the next epoch. After one that stops early the next begins at the
-    same draw: of the loaded state, or the first of the epoch. The end is the last draw, which the workers of a
-    DataLoader make ahead of the last batch: give each DataLoader a sampler of its own. A sampler does not see samples
-    that are added after it was made.
+    Each iteration that reaches its end advances to the next epoch. If an iteration stops early, the next one begins
+    where it began: at the draw of a loaded state, or else at the first draw of the epoch. An iteration ends with its
+    last draw. The workers of a DataLoader make that before the last batch is read, so give each DataLoader a sampler of
+    its own. A sampler does not see samples that are added after it was made.
     """
 
     def __init_subclass__(cls) -> None:

@@ -203,7 +203,7 @@ def batch_of(ds: Readable[Any], indices: Any) -> Batch:
 
 
 def runs_functions(reading: Reading) -> bool:
-    """True if a user's function changes samples, also of parts."""
+    """True if a user's function changes the samples of this reading, or of a part of its root."""
     return reading.has_transform or any(map(runs_functions, reading.root.parts))
 
 

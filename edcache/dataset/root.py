@@ -403,7 +403,7 @@ class Reading:
 
     @property
     def has_transform(self) -> bool:
-        """True if a user's function changes samples, of the root or after it; parts may have others."""
+        """True if a user's function changes the samples of the root, or those of this reading. Parts are not asked."""
         return self.transform is not None or self.root.transform is not None
 
     @property
@@ -430,7 +430,10 @@ class Reading:
         return other
 
     def reread(self, change: Callable[[Reader], Reader]) -> Reading:
-        """Copy this reading with other readers; not if a transform would get other samples."""
+        """Copy this reading with other readers.
+
+        A reading with a transform stays as it is, since its function would get other samples.
+        """
         return self if self.has_transform else self.but(root=self.root.reread(change))
 
     # --- which samples

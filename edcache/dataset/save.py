@@ -240,7 +240,7 @@ class StoredRecords:
                 )
 
     def joint_head(self, length: int) -> Head:
-        """Make the head of an archive of some samples, without a fingerprint, since no call makes them."""
+        """Make the head of an archive of some samples. It has no fingerprint, since no call makes just these."""
         first = self.sessions[0].head
         known, *others = (session.original_labels for session in self.sessions)
         # A label is of a field if it is so in all archives.

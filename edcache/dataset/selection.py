@@ -50,7 +50,7 @@ class Selection:
         return numbers.step if type(self) is Selection and isinstance(numbers, range) else None
 
     def array(self) -> Ints:
-        """Return all indices, read-only: int64 [len(self)]. Of a selection by an array it is a view, no copy."""
+        """Return all indices, read-only: int64 [len(self)]. An array is not copied: the result is a view of it."""
         numbers = self.numbers
         array = (
             self.take(np.arange(len(self), dtype=np.int64)) if isinstance(numbers, range) else numbers.view()

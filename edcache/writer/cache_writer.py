@@ -165,12 +165,12 @@ class CacheWriter:
         """Append samples that are given as columns, many times as fast as one by one.
 
         Args:
-            columns: a dict or a tuple of columns, or of more of these. Sample k has the k-th item of
-                each: `extend_columns({"x": xs, "label": labels})` stores the
+            columns: a dict or a tuple, whose values are columns, or again dicts or tuples. Sample k has the
+                k-th item of each column: `extend_columns({"x": xs, "label": labels})` stores the
                 samples of `extend({"x": xs[k], "label": labels[k]} for k in range(len(xs)))`. A column is a numpy
-                array, a tensor on the CPU, a list, or None, which is None in every sample. An item of a 1-D
-                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. If items of a list differ in
-                structure, as a text and None do, samples near are written one at a time.
+                array, a tensor on the CPU, a list, or None, which is None in every sample. A 1-D array gives
+                each sample a numpy scalar. A 1-D tensor gives each a 0-d tensor. Where the items of a list change
+                their structure, say from a text to None, samples are written one at a time, and so more slowly.
         Raises:
             OptionError: columns differ in length. CodecError: a column is of another type, or of
                 objects. Other errors are as in `append`; the samples before the one that is named are kept.

@@ -99,5 +99,5 @@ class EntryGroup:
 
 
 def linked(header: Header) -> Header:
-    """Copy a header, with the link that follows it."""
+    """Copy a header, and give it the link that the next entry carries."""
     return replace(header, link_after=format.link_after(format.pack_header(header)))

@@ -44,10 +44,10 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        job: the task; `job.options` say how. The source goes with every task of an executor.
+        job: the task; `job.options` say how. Each task of an executor carries the source.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
-            a process that has the old archive open keeps reading it. Of several processes that rebuild at once one
-            does; the others wait, and take its archive.
+            a process that has the old archive open keeps reading it. If several processes rebuild at once, one
+            fills the new archive. The others wait for it, and open it.
         keyed: keys of the samples of the source, if it names them.
     Raises:
         SourceError: the source raised, hung, or killed its workers; calling again continues there. Or workers end, and

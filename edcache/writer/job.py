@@ -63,7 +63,7 @@ class Job:
 
     @property
     def length(self) -> int:
-        """Samples of the source, as it was asked once."""
+        """Number of samples of the source, which was asked once."""
         assert self.head.length is not None
         return self.head.length
 

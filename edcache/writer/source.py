@@ -50,7 +50,7 @@ def is_stream(source: Any) -> bool:
 
 
 def root_of(source: Any) -> Any:
-    """Return the source that a Subset is of, at any depth."""
+    """Return the source below a Subset, also of a Subset of a Subset."""
     while type(source) is Subset:
         source = source.dataset
     return source
