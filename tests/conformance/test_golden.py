@@ -151,8 +151,10 @@ def expected_labels(name: str) -> dict[str, dict[int, Any]]:
 
 def test_every_golden_archive_is_expected_here_and_can_be_made_again() -> None:
     files = {file.name for file in GOLDEN.glob("*.zip")}
-    assert files == {f"v3-{name}.zip" for name in [*EXPECTED, *LATER]}
-    assert set(make_golden.ARCHIVES) == {*EXPECTED, *LATER}
+    assert files == {f"v3-{name}.zip" for name in [*EXPECTED, *LATER]}, (
+        "EXPECTED in this file has its samples"
+    )
+    assert set(make_golden.ARCHIVES) == {*EXPECTED, *LATER}, "ARCHIVES in scripts/make_golden.py makes it"
 
 
 def test_golden_archives_stay_small() -> None:

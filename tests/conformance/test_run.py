@@ -66,7 +66,10 @@ def test_the_expected_documents_are_those_of_the_golden_samples(name: str) -> No
     if os.environ.get("EDCACHE_WRITE_EXPECTED") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert path.read_text() == text
+    written = path.read_text() if path.exists() else None
+    assert written == text, (
+        "EDCACHE_WRITE_EXPECTED=1 pytest tests/conformance/test_run.py writes it; look at the difference"
+    )
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))

@@ -1,5 +1,6 @@
 """edcache.samplers: what each draws, and that all of them share epochs, ranks and a way to resume."""
 
+import inspect
 import itertools
 import json
 import math
@@ -23,6 +24,7 @@ from written import written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.root import Reading, SampleRoot
 from edcache.dataset.samplers import chunk_size, chunks_of
@@ -118,6 +120,34 @@ def test_an_order_is_the_same_on_every_platform_with_every_numpy(name):
     for epoch, order in golden.items():
         sampler.set_epoch(int(epoch))
         assert list(sampler) == order
+
+
+# Arguments of each beside the dataset, and another value of each option. tests/dataset/test_mixture.py has Mixture.
+ARGUMENTS = {
+    "Balanced": ["label"],
+    "Weighted": ["weight"],
+    "ByLength": ["n_tokens", 8],
+    "ByShape": ["label", 8],
+}
+OTHER = {"num_samples": 90, "bucket": 2.0, "max_tokens": 200, "batch_size": 5, "buffer": 3, "lanes": 5}
+INSTEAD = {"max_tokens": {"batch_size": None}}
+
+
+@pytest.mark.parametrize("name", sorted({*edcache.samplers.__all__} - {"Mixture"}))
+def test_a_state_of_another_order_is_refused_whichever_option_differs(name):
+    kind, arguments = getattr(edcache.samplers, name), ARGUMENTS.get(name, [])
+    shared = inspect.signature(EpochSampler.__init__).parameters
+    own = [*inspect.signature(kind).parameters.values()][1:]
+    first = kind(some(COUNT), *arguments)
+    for option in own:
+        if option.name in shared or option.default is option.empty:
+            continue
+        assert option.name in OTHER, f"give OTHER a value of {option.name} that makes another order"
+        given = dict(zip([one.name for one in own], arguments, strict=False)) | INSTEAD.get(option.name, {})
+        other = kind(some(COUNT), **given | {option.name: OTHER[option.name]})
+        with pytest.raises(OptionError):
+            other.load_state_dict(first.state_dict())
+        assert list(other) != list(first), option.name
 
 
 @every_sampler
