@@ -403,7 +403,7 @@ class Reading:
 
     @property
     def has_transform(self) -> bool:
-        """True if a user's function changes the samples of the root, or those of this reading. Parts are not asked."""
+        """True if a function of the user changes samples, in this reading or in its root. Parts are not asked."""
         return self.transform is not None or self.root.transform is not None
 
     @property
