@@ -113,11 +113,12 @@ class Building:
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
         """Compute the missing samples now. rebuild: compute all, into a new archive."""
-        if self._is_stream and (self._is_lazy or options.executor is not None):
-            raise OptionError(
-                f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
-                "len() and [index]"
-            )
+        if self._is_stream:
+            asked = {"lazy=True": self._is_lazy, "executor=": options.executor, "timeout=": options.timeout}
+            if wrong := [name for name, value in asked.items() if value]:
+                raise OptionError(
+                    f"{self._store.path}: the source can only be iterated; {wrong[0]} takes one with len() and [index]"
+                )
         if rebuild and not self._store.begin_anew():
             self._fill_once(options, rebuild=True)
         else:

@@ -40,6 +40,8 @@ _OPERATIONS = {
 }  # fmt: skip
 _FEW = 8  # values that are compared one after another
 _KINDS = {"integer": "number", "float": "number"}
+# Functions of pyarrow.compute, which is imported at its first use.
+_SEARCHES = {"startswith": "starts_with", "contains": "match_substring"}
 _REMEDIES = {
     "bool": "compare it with True or False",
     "integer": "compare it with a number",
@@ -164,8 +166,7 @@ class ComparedColumn:
             raise LabelError(
                 f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self.family]}'
             )
-        search = pc.starts_with if function == "startswith" else pc.match_substring
-        return search(self.column, pattern=pattern)
+        return getattr(pc, _SEARCHES[function])(self.column, pattern=pattern)
 
     def truth(self) -> Truth:
         """Take a bool column as a condition of its own."""

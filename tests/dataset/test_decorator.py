@@ -563,7 +563,7 @@ def test_an_iterator_is_stored_whole_and_cannot_be_lazy(tmp_path: Path, make: An
         return make([{"square": 4}, {"square": 9}])
 
     assert squares(cachable(tmp_path / "i.zip")(data)()) == [4, 9]
-    with pytest.raises(OptionError, match=r"can only be iterated; lazy=True .* take one with len\(\) and"):
+    with pytest.raises(OptionError, match=r"can only be iterated; lazy=True takes one with len\(\) and"):
         cachable(tmp_path / "l.zip", lazy=True)(data)()
 
 

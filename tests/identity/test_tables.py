@@ -3,10 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
-import datasets
 import numpy as np
-import pandas
-import polars
 import pyarrow as pa
 import pytest
 import torch
@@ -15,6 +12,9 @@ import edcache
 from edcache import CachedDataset, identity
 from edcache.errors import StaleCacheError
 
+pandas = pytest.importorskip("pandas")
+polars = pytest.importorskip("polars")
+datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.full
 
 

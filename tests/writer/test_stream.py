@@ -174,8 +174,9 @@ def test_a_sample_that_cannot_be_stored_ends_it_or_is_recorded(path):
 
 @pytest.mark.full
 def test_what_needs_an_index_is_refused(path):
-    for options in ({"lazy": True}, {"executor": Executor()}):
-        with pytest.raises(OptionError, match="the source can only be iterated; lazy=True and"):
+    for options in ({"lazy": True}, {"executor": Executor()}, {"timeout": 1.0}):
+        wanted = f"the source can only be iterated; {next(iter(options))}=(True)? takes one with len"
+        with pytest.raises(OptionError, match=wanted):
             store(Stream(), path, **options)
     with pytest.raises(OptionError, match="num_workers=2 is for an IterableDataset, which divides itself"):
         store(iter([sample(0)]), path, num_workers=2)
