@@ -478,7 +478,12 @@ class Samples(Readable[T_co]):
     # -------------------------------------------------------------------------------- browser
 
     def view(
-        self, *, port: int | None = None, open_browser: bool = True, block: bool | None = None
+        self,
+        *,
+        port: int | None = None,
+        open_browser: bool = True,
+        block: bool | None = None,
+        tokenizer: str | None = None,
     ) -> Viewer:
         """Show the samples in a browser, on a page that this process serves to this machine alone.
 
@@ -487,10 +492,12 @@ class Samples(Readable[T_co]):
             open_browser: True opens a browser now, if there is a screen.
             block: True serves until Ctrl-C. None does so in a script; in a notebook and at a prompt the page is served
                 in the background.
+            tokenizer: of transformers, by its folder or the name of a downloaded one: tokens are shown as text too.
         Returns:
             The server: `url`, with the key of the page, and `close()`. A notebook shows it as a link.
         Raises:
             StorageError: the port is taken.
+            OptionError: 'no tokenizer at "./tok"; ...'.
 
         Samples are shown as they are read, after transforms.
         """
@@ -498,7 +505,8 @@ class Samples(Readable[T_co]):
 
         root = self._reading.root
         name = os.path.basename(getattr(root, "path", repr(root)))
-        one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
+        detokenizer = None if tokenizer is None else display.detokenizer(tokenizer)
+        one = display.Shown(name, lambda: self.labels, lambda: self, "ds", detokenizer)
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- views

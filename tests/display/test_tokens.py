@@ -1,7 +1,9 @@
 """Tokens as text, by a tokenizer of transformers that lies in files."""
 
+import json
 import socket
 import sys
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 from optional import Library, needs
 from written import write
 
+from edcache import CachedDataset
 from edcache.cli import main
 from edcache.display import detokenizer
 from edcache.errors import OptionError
@@ -39,6 +42,19 @@ def test_tokens_are_read_by_their_vocabulary_alone(folder, monkeypatch):
     assert text([1, 2, -100, -100]) == "the cat"
     for none in ([1, 1, 1, 0], [7, 1], [-100], []):
         assert text(none) is None
+
+
+@needs("transformers")
+def test_a_view_shows_tokens_as_text(folder, tmp_path):
+    path = write(tmp_path / "a.zip", [{"ids": torch.tensor([1, 2, 3, 4, 5, 6, 1, 2])}])
+    with CachedDataset.from_cache(path) as ds:
+        viewer = ds.view(block=False, open_browser=False, tokenizer=str(folder))
+        try:
+            with urlopen("/".join([*viewer.url.split("/")[:4], "api/0/sample/0"])) as answer:
+                (leaf,) = json.load(answer)["leaves"]
+        finally:
+            viewer.close()
+    assert leaf["media"]["text"] == "the cat sat on a mat the cat"
 
 
 @needs("transformers")
