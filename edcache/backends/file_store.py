@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -89,7 +90,9 @@ class FileStore(Store):
         return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=begins_anew)
 
     def part(self, fraction: float) -> int:
-        there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
+        there = 0
+        with suppress(OSError):  # its last holder may delete one in memory at any time
+            there = os.path.getsize(self.path)
         return int(fraction * (storage.free(self.path) + there))
 
 

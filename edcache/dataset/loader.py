@@ -146,6 +146,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         try:
             yield from self._epoch()
+        except GeneratorExit:  # at the end of Python too, when the names of modules are gone
+            raise
         except base.EdcacheError as error:
             raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
 
