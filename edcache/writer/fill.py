@@ -104,8 +104,8 @@ def _head_of(path: str) -> Head | None:
 
 
 def _fill_and_seal(job: Job) -> None:
-    # Where an error ends the fill, what fails meanwhile is of another process: of a fill that skips errors, or of one
-    # whose source is another, as an import. This one tries such samples itself.
+    # An error of its own ends this fill. Another process may have noted failures meanwhile: a fill that skips errors,
+    # or one from another source, as an import. This one tries such samples itself.
     while _filled_once(job) and job.options.on_error == "raise":
         pass
 
