@@ -82,7 +82,8 @@ class Page:
         """
         assert self.browser.execute_script("return globalThis.ran") is None
         wrong = [line["message"] for line in self.browser.get_log("browser") if line["level"] == "SEVERE"]
-        assert [message for message in wrong if but is None or but not in message] == []
+        left = [message for message in wrong if but is None or but not in message]
+        assert not left, left
         for line in self.browser.get_log("performance"):
             message = json.loads(line["message"])["message"]
             assert message["method"] != "Page.javascriptDialogOpening"
