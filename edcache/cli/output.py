@@ -167,9 +167,9 @@ def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str]
         sys.exit(FAILED)
 
 
-def bar(doing: str, path: str, progress: bool | None) -> Progress:
-    """Make a bar on stderr, to be called with (done, total); by default on a terminal."""
-    return Progress(os.path.basename(shown(path)), progress, doing=doing, unit="B")
+def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> Progress:
+    """Make a bar on stderr, to be called with (done, total) of bytes, or samples; by default on a terminal."""
+    return Progress(os.path.basename(shown(path)), progress, doing=doing, unit=unit)
 
 
 @contextmanager

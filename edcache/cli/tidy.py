@@ -113,7 +113,7 @@ def digest(path: str, samples: bool, as_json: bool, progress: bool | None) -> No
     Example:
       edcache digest train.zip
     """
-    with out.bar("hashing", path, progress) as on_progress:
+    with out.bar("hashing", path, progress, unit="" if samples else "B") as on_progress:
         if samples:
             with closing(dataset.CachedDataset.from_cache(path)) as cache:
                 text = tools.samples_digest(cache, on_progress)

@@ -275,7 +275,11 @@ class ByShape(_InBuckets):
         shared = keywords.get("global_batch_size")
         if (batch_size is None) == (shared is None):
             raise OptionError("give either batch_size or global_batch_size")
-        size = check_count("batch_size", batch_size if shared is None else shared)
+        size = (
+            check_count("global_batch_size", shared)
+            if batch_size is None
+            else check_count("batch_size", batch_size)
+        )
         positions, starts = by_class(column_of(ds, shapes))
         buckets = [(begin, end, size) for begin, end in itertools.pairwise(starts.tolist())]
         super().__init__(ds, positions, buckets, shared is not None, seed, **keywords)

@@ -611,6 +611,12 @@ def test_by_shape_refuses_none_or_two_sizes(options):
         ByShape(some(9), "label", **options)
 
 
+@pytest.mark.parametrize("name", ["batch_size", "global_batch_size"])
+def test_by_shape_names_the_size_that_is_wrong(name):
+    with pytest.raises(OptionError, match=f"^{name}=0; give an integer of 1 or more$"):
+        ByShape(some(9), "label", **{name: 0})
+
+
 # --- ChunkShuffle -------------------------------------------------------------------------------------
 
 
