@@ -38,6 +38,7 @@ VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
 _PIECE: Final = 1 << 20  # samples whose texts are copied at once
 _TOLD: Final = 1 << 16  # keys and versions that are objects of Python at once
+_TOLD_APART: Final = frozenset({bool, bytes, float, int, str, type(None)})  # types whose `repr` is the value
 _VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview gives, one after another
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
@@ -343,10 +344,12 @@ def _plain(values: Any) -> Sequence[Any]:
     if is_table(values):
         columns = [_plain(column) for column in columns_of(values)]
         return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
-    if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
+    # The values of a masked array are described: its data do not tell the mask.
+    if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1 and not np.ma.isMA(values):
         dtype = values.dtype
         is_viewed = isinstance(dtype, np.dtype) and dtype.isnative and dtype.char in _VIEWED
         values = np.ascontiguousarray(values).data if is_viewed else values.tolist()
-    if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
+    if {*map(type, values)} <= _TOLD_APART:
         return values  # type: ignore[no-any-return]
-    return [[*Settings().describe(value)] for value in values]
+    # One by one: a value of another kind is to leave the versions of the others.
+    return [value if type(value) in _TOLD_APART else [*Settings().describe(value)] for value in values]

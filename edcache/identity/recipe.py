@@ -127,13 +127,15 @@ class Recipe:
     def first(self, count: int | None) -> dict[str, Any]:
         """Describe the first values of each column; None: all."""
         return {
-            name: Settings(self.roots)
-            .describe(
-                dict(itertools.islice(values.items(), count)) if isinstance(values, dict) else values[:count]
-            )
-            .exact
+            name: Settings(self.roots).describe(_first_of(values, count)).exact
             for name, values in self.columns.items()
         }
+
+
+def _first_of(values: Any, count: int | None) -> Any:
+    if isinstance(values, dict):
+        return dict(itertools.islice(values.items(), count))
+    return getattr(values, "iloc", values)[:count]  # of pandas by place, whatever its index is
 
 
 class Difference(NamedTuple):
@@ -435,7 +437,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _has_items(value: Any, count: int | None, told: _Told) -> bool:
-    """True for a list, tuple, range, dict or array with one item a sample; with keys for a table too.
+    """True for a list, tuple, range, dict, array or table with one item a sample.
 
     With keys and no versions a dict is none: it need not be in the order of the samples, and a memo would become one.
     """
@@ -443,7 +445,7 @@ def _has_items(value: Any, count: int | None, told: _Told) -> bool:
         return False
     if isinstance(value, _VALUES):
         return type(value) in _VALUES and len(value) == count
-    if (type(value) is dict and told != "keys") or (told and is_table(value)):
+    if (type(value) is dict and told != "keys") or is_table(value):
         return len(value) == count
     is_array = isinstance(value, np.ndarray | torch.Tensor) or (
         told == "versions" and hasattr(value, "__array__")

@@ -73,6 +73,8 @@ _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
 # Parts of a function; no variable has such a name.
 DEFAULTS: Final = "(defaults)"
 KEYWORD_DEFAULTS: Final = "(keyword defaults)"
+# Methods of a column, of which each library has one, or more that are alike.
+_TO_LISTS: Final = ("to_list", "tolist", "to_pylist")
 _IGNORE: Final = "__edcache_ignore__"
 _TOLD: Final = "__edcache_fingerprint__"
 
@@ -515,13 +517,10 @@ def _parts_of_table(value: Any) -> Parts | None:
         return Parts(name, {"_fingerprint": value._fingerprint}, {}, ("_fingerprint",))
     if library == "polars" and hasattr(value, "collect"):  # a LazyFrame, whose values are not there yet
         return Parts(name, {}, {"plan": value.serialize()})
-    if library == "polars" and hasattr(value, "schema"):
-        made = value.to_dict(as_series=False)
-        return Parts(name, {"schema": str(value.schema), "values": [*made.items()]}, {})
-    if library == "pyarrow" and hasattr(value, "to_pydict"):
-        return Parts(name, {"schema": str(value.schema), "values": [*value.to_pydict().items()]}, {})
     if library != "pandas":
-        return None
+        # Values, and no buffers: a slice, or other chunks of the same values, are equal.
+        told = {"schema": shared_by_items(value), "values": columns_of(value)} if is_table(value) else {}
+        return Parts(name, told, {}) if told else None
     if hasattr(value, "iloc"):
         held = [[*_kind_of(part), *_values_of(part)] for part in _pandas_columns(value)]
         return Parts(name, {"names": _names_of(value), "columns": held}, {})
@@ -536,7 +535,7 @@ def is_table(value: Any) -> bool:
     is_sized = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and hasattr(
         kind, "__len__"
     )
-    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", "to_list", "to_pylist"))
+    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", *_TO_LISTS))
 
 
 def columns_of(table: Any) -> list[list[Any]]:
@@ -553,7 +552,7 @@ def columns_of(table: Any) -> list[list[Any]]:
         return [column.to_list() for column in table.get_columns()]
     if hasattr(table, "columns"):
         return [column.to_pylist() for column in table.columns]
-    return [table.to_pylist() if hasattr(table, "to_pylist") else table.to_list()]
+    return [next(getattr(table, name)() for name in _TO_LISTS if hasattr(table, name))]
 
 
 def shared_by_items(values: Any) -> Any:
@@ -561,6 +560,8 @@ def shared_by_items(values: Any) -> Any:
     if hasattr(values, "iloc"):
         ends = [getattr(values.index, name, None) for name in ("start", "step")]
         return _names_of(values), ends, [*map(_kind_of, _pandas_columns(values))]
+    if hasattr(values, "categories"):
+        return _kind_of(values)
     kinds = (getattr(values, name, None) for name in ("schema", "dtype", "type"))
     return next((str(kind) for kind in kinds if kind is not None), None)
 

@@ -54,6 +54,7 @@ TABLES = {
     "pandas by name": of_names(lambda columns: pandas.DataFrame(columns).set_index("name")),
     "a column of pandas": of_names(lambda columns: pandas.DataFrame(columns)["y"]),
     "polars": of_names(polars.DataFrame),
+    "the values of a column": of_names(lambda columns: pandas.DataFrame(columns)["y"].astype("Int64").values),
     "a column of polars": of_names(lambda columns: polars.DataFrame(columns)["y"]),
     "arrow": of_names(pa.table),
     "a column of arrow": of_names(lambda columns: pa.table(columns).column("y")),
@@ -307,3 +308,106 @@ def test_what_map_reads_from_a_table_has_its_names_too(tmp_path, log):
     mapped(COLUMNS)
     assert len(log.read_text()) <= 8
     assert [int(sample["w"]) for sample in mapped(SWAPPED)] == SWAPPED["x"]
+
+
+class Counted(Of):
+    def __init__(self, count, **held):
+        super().__init__(count, **held)
+        self._computed = []
+
+    def value(self, index):
+        self._computed.append(index)
+        return getattr(self.values, "iloc", self.values)[index]
+
+
+def computed_and_stale(path, before, after):
+    """Fill an archive from values, and again from others. Returns: what was computed then, and what it has wrong."""
+    CachedDataset(Counted(len(before), values=before), path, progress=False)
+    source = Counted(len(after), values=after)
+    cached = CachedDataset(source, path, progress=False)
+    computed = [*source._computed]
+    return computed, [index for index in range(len(after)) if cached[index] != source[index]]
+
+
+MIXED = {
+    "pandas, its NA": (pandas.Series(range(200), dtype="Int64"), pandas.NA),
+    "pandas, NaT": (pandas.Series(["x"] * 200, dtype=object), pandas.NaT),
+    "a list": ([f"x{k}" for k in range(200)], ("y", 1)),
+    "a list of numpy": ([0.5] * 200, np.float32(1)),
+}
+
+
+@pytest.mark.parametrize(("values", "other"), MIXED.values(), ids=MIXED)
+def test_a_value_of_another_kind_leaves_the_versions_of_the_others(tmp_path, values, other):
+    changed = values.copy()
+    changed[7] = other
+    computed, stale = computed_and_stale(tmp_path / "a.zip", values, changed)
+    assert stale == []
+    assert 7 in computed
+    assert len(computed) < 20
+
+
+def test_a_value_that_is_masked_is_another_one(tmp_path):
+    masked = np.ma.masked_array(range(200), mask=[False] * 200)
+    changed = masked.copy()
+    changed[7] = np.ma.masked
+    computed, stale = computed_and_stale(tmp_path / "a.zip", masked, changed)
+    assert stale == []
+    assert len(computed) < 20
+
+
+class Settled:
+    """Samples that read one attribute, and tell no keys."""
+
+    def __init__(self, held, count=200):
+        self.held, self._count = held, count
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, index):
+        return {"x": index}
+
+
+HELD = {
+    "a column of polars": polars.Series,
+    "a column of arrow": lambda values: pa.chunked_array([values]),
+    "an array of arrow": pa.array,
+    "polars in a dict": lambda values: {"x": polars.Series(values)},
+    "arrow of names that come twice": lambda values: pa.table([values, [0] * len(values)], names=["x", "x"]),
+}
+
+
+@pytest.mark.parametrize("count", [200, 100])
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_one_value_of_a_column_is_another_source(tmp_path, make, count):
+    path = tmp_path / "a.zip"
+    CachedDataset(Settled(make([*range(200)]), count), path, progress=False)
+    CachedDataset(Settled(make([*range(200)]), count), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute held"):
+        CachedDataset(Settled(make([*range(199), -1]), count), path, progress=False)
+
+
+def test_equal_values_of_arrow_are_no_other_source_wherever_they_lie(tmp_path):
+    path, values = tmp_path / "a.zip", [*range(199), None]
+    CachedDataset(Settled(pa.chunked_array([pa.array(values)])), path, progress=False)
+    in_chunks = pa.chunked_array([pa.array([5, *values]).slice(1, 100), pa.array(values[100:])])
+    CachedDataset(Settled(in_chunks), path, progress=False)
+
+
+GROWN = {
+    "pandas": lambda values: pandas.DataFrame({"x": values}),
+    "pandas by fractions": lambda values: pandas.Series(values, index=[k / 2 for k in values]),
+    "texts of pandas": lambda values: pandas.Series([f"x{k}" for k in values]).values,
+    "polars": polars.Series,
+    "arrow": lambda values: pa.table({"x": values}),
+}
+
+
+@pytest.mark.parametrize("make", GROWN.values(), ids=GROWN)
+def test_rows_at_the_end_of_a_table_grow_an_archive(tmp_path, make):
+    path, options = tmp_path / "a.zip", {"grow": True, "progress": False}
+    CachedDataset(Settled(make([*range(200)])), path, **options)
+    assert len(CachedDataset(Settled(make([*range(210)]), 210), path, **options)) == 210
+    with pytest.raises(StaleCacheError, match="attribute held"):
+        CachedDataset(Settled(make([-1, *range(1, 220)]), 220), path, **options)
