@@ -191,9 +191,7 @@ class Mapped(Dataset[Any]):
         keys = keys_from(source, key)
         if keys is None:
             if labels:  # else versions tell of them
-                self.labels = str(
-                    identity.Settings().describe([source.labels.to_list(name) for name in labels])
-                )
+                self.labels = identity.Settings().text([source.labels.to_list(name) for name in labels])
             return
         self.sample_keys = keys
         versions = self._versions_from(key is not None)
@@ -234,10 +232,10 @@ class Mapped(Dataset[Any]):
         return None if tell is None else partial(self._least_versions, tell)
 
     def _least_versions(self, tell: Callable[[], Sequence[Any]]) -> list[Any]:
-        """Return versions; samples of equal key have the least of theirs."""
+        """Return versions; samples of equal key have the least of theirs, as texts: None and a number have no order."""
         keys, versions, least = self.sample_keys(), tell(), dict[Any, Any]()
         for key, version in zip(keys, versions, strict=True):
-            least[key] = min(version, least.get(key, version))
+            least[key] = min(version, least.get(key, version), key=repr)
         return [least[key] for key in keys]
 
     def _versions_with_kept(self, tell: Callable[[], Sequence[Any]] | None) -> list[Any]:

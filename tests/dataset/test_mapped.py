@@ -892,7 +892,7 @@ def test_a_label_that_was_changed_is_kept_anew(tmp_path, names):
         ds = edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
         assert ds.labels.to_list("grade") == [0, 1, 0, 0, 0]
     else:
-        with pytest.raises(StaleCacheError, match="attribute labels"):
+        with pytest.raises(StaleCacheError, match=r"attribute labels: '\[\[0, 0, 0, 0, 0\]\]' in the archive"):
             edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
 
 
@@ -1307,3 +1307,31 @@ def test_a_function_that_counts_its_calls_is_the_same(tmp_path):
     for _ in range(2):
         assert len(edcache.map(fn, [1, 2, 3], tmp_path / "m.zip", progress=False, spot_check=False)) == 3
     assert len(calls) == 3
+
+
+class Versioned(Dataset):
+    """Prompts that repeat, each with a version."""
+
+    def __init__(self, versions):
+        self.versions = versions
+
+    def __len__(self):
+        return len(self.versions)
+
+    def __getitem__(self, index):
+        return {"prompt": "ab" * (index % 3)}
+
+    def sample_version(self, index):
+        return self.versions[index]
+
+
+@pytest.mark.parametrize("versions", [[None] * 6, [(1, None), (1, "a"), (1, 2), (1, "b"), (None, 1), (1, 2)]])
+def test_versions_of_a_shared_key_may_be_of_any_types(tmp_path, versions):
+    made = edcache.map(
+        lambda sample: {"n": len(sample["prompt"])},
+        Versioned(versions),
+        tmp_path / "m.zip",
+        key="prompt",
+        progress=False,
+    )
+    assert [sample["n"] for sample in made] == [0, 2, 4, 0, 2, 4]
