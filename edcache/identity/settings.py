@@ -73,6 +73,7 @@ _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
 # Parts of a function; no variable has such a name.
 DEFAULTS: Final = "(defaults)"
 KEYWORD_DEFAULTS: Final = "(keyword defaults)"
+_OF_TABLES: Final = ("datasets", "pandas", "polars", "pyarrow")
 # Methods of a column, of which each library has one, or more that are alike.
 _TO_LISTS: Final = ("to_list", "tolist", "to_pylist")
 _IGNORE: Final = "__edcache_ignore__"
@@ -328,7 +329,10 @@ def parts_of(value: Any) -> Parts:
     if isinstance(value, torch.nn.Module):
         return _parts_of_module(value)
     table = _parts_of_table(value)
-    return _parts_of_object(value) if table is None else table._replace(is_content=True)
+    if table is None:
+        return _parts_of_object(value)
+    own = {key: part for key, part in attributes_of(value).items() if key[0] != "_"}  # of a derived class
+    return table._replace(exact={**table.exact, **own}, is_content=True)
 
 
 def _word(text: str) -> Parts:
@@ -510,8 +514,7 @@ def _code_of_graph(thing: Any) -> list[Any]:
 
 def _parts_of_table(value: Any) -> Parts | None:
     """Return names, dtypes and values of a table or a column of pandas, polars or arrow; None of anything else."""
-    kind = type(value)
-    library, name = kind.__module__.partition(".")[0], name_of(kind)
+    library, name = _library_of(value), name_of(type(value))
     if library == "datasets" and hasattr(value, "_fingerprint"):
         # It changes with every operation.
         return Parts(name, {"_fingerprint": value._fingerprint}, {}, ("_fingerprint",))
@@ -529,12 +532,15 @@ def _parts_of_table(value: Any) -> Parts | None:
     return Parts(name, {"values": [*_kind_of(value), *_values_of(value)]}, {})
 
 
+def _library_of(value: Any) -> str:
+    """Name the library of tables that a class is of, or is derived from, as a GeoDataFrame is; "" without one."""
+    names = (kin.__module__.partition(".")[0] for kin in type(value).__mro__)
+    return next((name for name in names if name in _OF_TABLES), "")
+
+
 def is_table(value: Any) -> bool:
     """True for a table or a column of pandas, polars or arrow."""
-    kind = type(value)
-    is_sized = kind.__module__.partition(".")[0] in ("pandas", "polars", "pyarrow") and hasattr(
-        kind, "__len__"
-    )
+    is_sized = _library_of(value) in ("pandas", "polars", "pyarrow") and hasattr(type(value), "__len__")
     return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", *_TO_LISTS))
 
 

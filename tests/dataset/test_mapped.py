@@ -892,7 +892,9 @@ def test_a_label_that_was_changed_is_kept_anew(tmp_path, names):
         ds = edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
         assert ds.labels.to_list("grade") == [0, 1, 0, 0, 0]
     else:
-        with pytest.raises(StaleCacheError, match=r"attribute labels: '\[\[0, 0, 0, 0, 0\]\]' in the archive"):
+        with pytest.raises(
+            StaleCacheError, match=r"attribute labels: '\[\[0, 0, 0, 0, 0\]\]' in the archive"
+        ):
             edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
 
 

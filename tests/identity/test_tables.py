@@ -45,6 +45,14 @@ class OfTable:
     __edcache_ignore__ = ("rows",)
 
 
+class Derived(pandas.DataFrame):
+    """A table of a class of its own, as geopandas has one."""
+
+    @property
+    def _constructor(self):
+        return Derived
+
+
 def of_names(make):
     return lambda rows: make({"name": [name for name, _ in rows], "y": [y for _, y in rows]})
 
@@ -53,6 +61,7 @@ TABLES = {
     "pandas": of_names(pandas.DataFrame),
     "pandas by name": of_names(lambda columns: pandas.DataFrame(columns).set_index("name")),
     "a column of pandas": of_names(lambda columns: pandas.DataFrame(columns)["y"]),
+    "a derived class": of_names(Derived),
     "polars": of_names(polars.DataFrame),
     "the values of a column": of_names(lambda columns: pandas.DataFrame(columns)["y"].astype("Int64").values),
     "a column of polars": of_names(lambda columns: polars.DataFrame(columns)["y"]),
@@ -370,6 +379,7 @@ class Settled:
 
 
 HELD = {
+    "a derived class": lambda values: Derived({"x": values}),
     "a column of polars": polars.Series,
     "a column of arrow": lambda values: pa.chunked_array([values]),
     "an array of arrow": pa.array,
