@@ -319,7 +319,7 @@ def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
     """
     if tells(source, "sample_version"):
         return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
-    found = (_plain(value) for _, value in sorted(values_of(source).items()))
+    found = (_plain(value, keys) for _, value in sorted(values_of(source).items()))
     values = [value for value in found if keys is None or not _are_same(value, keys)]
     return map(repr, zip(*values, strict=True)) if values else None
 
@@ -339,10 +339,11 @@ def guessed(source: Any) -> list[str]:
     return [f"attribute {name}" for name in values_of(source)]
 
 
-def _plain(values: Any) -> Sequence[Any]:
+def _plain(values: Any, keys: pa.Array | None = None) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if is_table(values):
         columns = [_plain(column) for column in columns_of(values)]
+        columns += [] if keys is None else _by_name(columns, keys.to_pylist())
         return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
     # The values of a masked array are described: its data do not tell the mask.
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1 and not np.ma.isMA(values):
@@ -353,3 +354,21 @@ def _plain(values: Any) -> Sequence[Any]:
         return values  # type: ignore[no-any-return]
     # One by one: a value of another kind is to leave the versions of the others.
     return [value if type(value) in _TOLD_APART else [*Settings().describe(value)] for value in values]
+
+
+def _by_name(columns: Sequence[Sequence[Any]], keys: list[Key]) -> list[list[Any]]:
+    """Return the columns in the order of the samples, if one of them names rows by keys, in another order.
+
+    A source that lists a folder looks up the rows of a table by the names of the files. Else the row of another sample
+    would tell that its sample changed. The columns as they are count beside these, since names may mean another thing.
+    """
+    found = list[list[Any]]()
+    for names in columns:
+        if {*map(type, names)} != {*map(type, keys)}:
+            continue
+        rows = {name: row for row, name in enumerate(names)}
+        places = [rows.get(key) for key in keys]
+        is_moved = any(place not in (None, row) for row, place in enumerate(places))
+        if len(rows) == len(keys) and is_moved:  # a label comes more than once
+            found += [[None if place is None else column[place] for place in places] for column in columns]
+    return found

@@ -421,3 +421,49 @@ def test_rows_at_the_end_of_a_table_grow_an_archive(tmp_path, make):
     assert len(CachedDataset(Settled(make([*range(210)]), 210), path, **options)) == 210
     with pytest.raises(StaleCacheError, match="attribute held"):
         CachedDataset(Settled(make([-1, *range(1, 220)]), 220), path, **options)
+
+
+class Listed:
+    """A list of files, as a folder gives it, and a table with a row for each, in another order."""
+
+    def __init__(self, names, table):
+        self.names, self.table, self._computed = names, table, []
+
+    def __len__(self):
+        return len(self.names)
+
+    def sample_key(self, index):
+        return self.names[index]
+
+    def row(self, name):
+        if isinstance(self.table, pandas.DataFrame):
+            return self.table.loc[name, "y"]
+        return self.table["y"][self.table["name"].to_list().index(name)]
+
+    def __getitem__(self, index):
+        self._computed.append(index)
+        return {"y": int(self.row(self.names[index]))}
+
+
+BY_NAME = {
+    "pandas": lambda columns: pandas.DataFrame(columns).set_index("name"),
+    "polars": polars.DataFrame,
+    "polars with a label": lambda columns: polars.DataFrame(columns | {"label": [0] * 200}),
+}
+
+
+@pytest.mark.parametrize("key", [str, int])
+@pytest.mark.parametrize("make", BY_NAME.values(), ids=BY_NAME)
+def test_rows_that_are_looked_up_by_key_tell_of_their_samples_in_any_order(tmp_path, make, key):
+    path, names = tmp_path / "a.zip", [*map(key, range(200))]
+    names.sort()
+    columns = {"name": [*names[50:], *names[:50]], "y": [*range(1000, 1200)]}
+    CachedDataset(Listed(names, make(columns)), path, progress=False)
+    changed = names.index(key(77))
+    columns["y"][columns["name"].index(key(77))] = -1
+    source = Listed(names, make(columns))
+    cached = CachedDataset(source, path, progress=False)
+    computed = {*source._computed}
+    assert [sample["y"] for sample in cached] == [sample["y"] for sample in source]
+    assert changed in computed
+    assert len(computed) < 20
