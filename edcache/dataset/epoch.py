@@ -32,6 +32,7 @@ What must never happen:
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
@@ -309,6 +310,9 @@ class EpochSampler(DistributedSampler[Any]):
         return order.positions(step * batch_size, (step + 1) * batch_size)
 
     def __iter__(self) -> Iterator[Any]:
+        return _Iteration.of(self, self._items())
+
+    def _items(self) -> Iterator[Any]:
         # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
         current, order = self.begin()
@@ -421,6 +425,32 @@ class EpochSampler(DistributedSampler[Any]):
             last = self._last = key, self._drawn(asked.epoch)
         share = self._share(asked.start, rank)
         return RankOrder(asked.epoch, last[1], share, self._gives_lists, self._may_repeat)
+
+
+class _Iteration(itertools.chain[Any]):
+    """Iteration of a sampler. Its state is for torchdata's StatefulDataLoader, which loads the sampler's first.
+
+    Behind the end of an epoch that makes an iteration which it throws away, perhaps after its workers have read ahead
+    of it. So there it is empty, as torchdata's own are: else it may take the whole next epoch.
+    """
+
+    # A chain, whose items take 10 ns each; a `__next__` of our own takes ten times as long.
+    _sampler: EpochSampler
+    _parts: list[Iterator[Any]]
+
+    @classmethod
+    def of(cls, sampler: EpochSampler, items: Iterator[Any]) -> _Iteration:
+        parts = [items]
+        made: _Iteration = cls.from_iterable(parts)  # type: ignore[assignment]
+        made._sampler, made._parts = sampler, parts
+        return made
+
+    def state_dict(self) -> State:
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        if self._sampler._is_complete:
+            self._parts.clear()
 
 
 def draws_of(num_samples: int | None, default: int) -> int:

@@ -262,13 +262,14 @@ def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, work
 
 
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "prefetch_factor": 99}])
 def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(archive, make, workers):
+    # With the last one all draws of an epoch are made at once, also of the iteration that it throws away.
     ds = CachedDataset.from_cache(archive)
     this, following = expected_of(ds, make(ds))
-    loader = told(torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers), 1)
+    loader = told(torchdata.StatefulDataLoader(ds, **make(ds), **workers), 1)
     assert indices(loader) == this
-    other = torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers)
+    other = torchdata.StatefulDataLoader(ds, **make(ds), **workers)
     other.load_state_dict(loader.state_dict())
     assert indices(other) == following
 
