@@ -135,7 +135,7 @@ class Recipe:
 def _first_of(values: Any, count: int | None) -> Any:
     if isinstance(values, dict):
         return dict(itertools.islice(values.items(), count))
-    return getattr(values, "iloc", values)[:count]  # of pandas by place, whatever its index is
+    return getattr(values, "iloc", values)[:count]  # of pandas by place, not by its index
 
 
 class Difference(NamedTuple):

@@ -74,7 +74,7 @@ _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
 DEFAULTS: Final = "(defaults)"
 KEYWORD_DEFAULTS: Final = "(keyword defaults)"
 _OF_TABLES: Final = ("datasets", "pandas", "polars", "pyarrow")
-# Methods of a column, of which each library has one, or more that are alike.
+# Methods that give the values of a column as a list; a library has one or more.
 _TO_LISTS: Final = ("to_list", "tolist", "to_pylist")
 _IGNORE: Final = "__edcache_ignore__"
 _TOLD: Final = "__edcache_fingerprint__"
