@@ -123,8 +123,9 @@ def check_open(job: Job, archive: Reader) -> None:
     """
     session = archive.session
     # Nothing is added here: a lazy cache adds samples later, as they are read.
-    chosen = _chosen(job, session, _count(job, session)) if _is_due(job, session, adds=False) else []
-    _compare(job, session, [(index, index) for index in chosen], compute_again)
+    most = _count(job, session) if _is_due(job, session, adds=False) else 0
+    chosen = _chosen(job, session, _tries(job, most))
+    _compare(job, session, [(index, index) for index in chosen], most, compute_again)
 
 
 def check_before(job: Job, positions: Ints | None = None, places: Ints | None = None) -> None:
@@ -140,11 +141,11 @@ def check_before(job: Job, positions: Ints | None = None, places: Ints | None = 
         session = archive.open()
         most = _count(job, session) if _is_due(job, session, adds=True) else 0
         if positions is None or places is None:
-            chosen = _chosen(job, session, most)
+            chosen = _chosen(job, session, _tries(job, most))
             pairs = [(index, index) for index in chosen if is_stream(job.source) or index < job.length]
         else:
-            pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), most)]
-        _compare(job, session, pairs, _as_a_fill_does)
+            pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), _tries(job, most))]
+        _compare(job, session, pairs, most, _as_a_fill_does)
 
 
 def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
@@ -199,6 +200,11 @@ def _count(job: Job, session: Session) -> int:
     return max(1, min(_MOST_ASKED, int(identity.SECONDS / max(first.seconds, 1e-9))))
 
 
+def _tries(job: Job, most: int) -> int:
+    """Return the number of samples to choose, so that `most` are compared though some fail, as the user expects."""
+    return most if job.options.on_error == "raise" or not most else most + _MOST_FAILING
+
+
 def _some(count: int, most: int) -> list[int]:
     """Choose different numbers below `count`, others each time: not by the generators of the process."""
     return random.SystemRandom().sample(range(count), min(count, most))
@@ -219,27 +225,37 @@ def _compare(
     job: Job,
     session: Session,
     pairs: Sequence[tuple[int, int]],
+    most: int,
     compute: Callable[[Job, int, int, _Record], Recomputed | None],
 ) -> None:
-    """Compare samples at positions of the source with records; warn of changed code if no sample is compared."""
-    why = "no sample was computed again to compare it"
+    """Compare samples at positions of the source with records, until `most` are equal.
+
+    A sample that fails is passed over, unless on_error="raise".
+    Warns of changed code if none was compared.
+    """
+    compared, error_line = 0, ""
     for position, index in pairs:
+        if compared == most:
+            break
         try:
             is_compared, other = _differing(job, session, (position, index), compute)
         except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
-            why = f"sample {position} was not compared: " + _line(error, job.path)
-            base.tell(f"{job.path}: {why}", False if job.found.asking else job.options.progress)
-            break
+            error_line = f"sample {position} was not compared: {_line(error, job.path)}"
+            if job.options.on_error == "raise":
+                break
+            continue
         if other is not None:
             what = job.found.asking or _NOTHING
             text = f"{session.path}: sample {position} is another one now: {other}; {what}{_REMEDY}"
             raise StaleCacheError(text, path=session.path, option="spot_check")
         if not is_compared:
             break
-    else:
-        if pairs:
-            return
-    _not_compared(job, session, why)
+        compared += 1
+    if compared:
+        return
+    if error_line:
+        base.tell(f"{job.path}: {error_line}", False if job.found.asking else job.options.progress)
+    _not_compared(job, session, error_line or "no sample was computed again to compare it")
 
 
 def not_compared(job: Job, archive: Reader, why: str) -> None:

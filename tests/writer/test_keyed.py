@@ -920,3 +920,35 @@ def test_changes_show_tuples(path, log):
     ds = filled(source, path, fingerprint=False)
     source.names = ["c", "b"]
     assert str(edcache.changes(ds, source)).splitlines()[::3] == ["1 new: ('c', 1)", "1 gone: ('a', 1)"]
+
+
+class FailingToday:
+    """Samples with keys, of which some cannot be computed today."""
+
+    def __init__(self, names, failing=()):
+        self.names, self._failing = names, failing
+
+    def __len__(self):
+        return len(self.names)
+
+    def sample_key(self, index):
+        return f"key of {self.names[index]}"
+
+    def __getitem__(self, index):
+        if self.names[index] in self._failing:
+            raise OSError("not today")
+        return {"name": self.names[index]}
+
+
+@pytest.mark.parametrize("on_error", ["skip", "skip_final"])
+def test_samples_that_fail_are_passed_over_when_known_ones_are_compared(tmp_path, on_error):
+    path, names = tmp_path / "a.zip", [f"n{k}" for k in range(10)]
+    CachedDataset(FailingToday(names), path, progress=False)
+    source = FailingToday([*names, "new"], names[1:8])
+    made = CachedDataset(source, path, on_error=on_error, progress=False)
+    assert [sample["name"] for sample in made] == [*names, "new"]
+    source = FailingToday([*names, "another"], names)
+    with pytest.raises(
+        StaleCacheError, match=r"attribute names changed, and sample \d+ was not compared: .*not today"
+    ):
+        CachedDataset(source, path, on_error=on_error, progress=False)
