@@ -1,6 +1,6 @@
-from .headroom import first_loader as first_loader
+from .headroom import Headroom as Headroom
 from .headroom import headroom as headroom
-from .headroom import read_rates as read_rates
+from .headroom import measure_first_loader as measure_first_loader
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import delete_unused as delete_unused
