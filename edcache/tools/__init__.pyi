@@ -5,7 +5,7 @@ from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import delete_unused as delete_unused
 from .housekeeping import select as select
-from .sample_digest import samples_digest as samples_digest
+from .samples_digest import samples_digest as samples_digest
 from .verify import Report as Report
 from .verify import digest as digest
 from .verify import verify as verify
