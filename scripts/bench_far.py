@@ -214,6 +214,11 @@ def write(folder: Path, count: int, nbytes: int, shards: int) -> None:
             writer.append(sample(n, nbytes))
 
 
+def filled(count: int, most: int) -> int:
+    """Count the shards that samples fill, if each but the last has as many: 100 samples fill 15 of 16."""
+    return -(-count // -(-count // most))
+
+
 def measured(place: tuple[str, str, Any, Any], name: str, ms: float, way: Way, *args: int) -> list[Row]:
     """For each epoch: seconds to the first batch and to the end, bytes and requests."""
     url, near, seconds, counts = place
@@ -288,9 +293,10 @@ def main() -> None:
         with far(Path(folder), options.rate * 1e6) as place:
             for nbytes, ms in product(options.samples, options.ms):
                 count = int(options.mb * 1e6 / nbytes)
+                shards = filled(count, options.shards)
                 turns: dict[str, list[list[Row]]] = {name: [] for name in chosen}
                 for _, (name, way) in product(range(options.repeats), chosen.items()):
-                    turns[name].append(measured(place, str(nbytes), ms, way, options.shards, count))
+                    turns[name].append(measured(place, str(nbytes), ms, way, shards, count))
                 for name, taken in turns.items():
                     for rows in zip(*taken, strict=True):
                         first, whole, sent, asked = map(statistics.median, zip(*rows, strict=True))

@@ -61,8 +61,10 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def for_this_process() -> Any:
-    """Return `fresh`, or `shared` in a worker of a DataLoader."""
-    return fresh if get_worker_info() is None else shared
+    """Return `fresh`, or `shared` in a worker of a DataLoader that is a process: torch 2.15 names a thread."""
+    worker = get_worker_info()
+    is_process = worker is not None and getattr(worker, "worker_method", None) != "thread"
+    return shared if is_process else fresh
 
 
 _kept: list[npt.NDArray[np.uint8]] = []

@@ -44,6 +44,8 @@ def test_samples_are_found_as_a_dict_finds_them(monkeypatch, kind, bits):
         for count in (draw.randrange(40), draw.randrange(40)):
             names = texts_of(draw, count, kind)
             sides.append([(name, draw.choice(["", "1", "(2,)"])) for name in names])
+        if draw.random() < 0.3:  # it has grown at its end
+            sides[0] = sides[1] + sides[0]
         own, there = ([*map(list, zip(*side, strict=True))] if side else [[], []] for side in sides)
         first = {}
         for place, sample in enumerate(sides[1]):

@@ -3,6 +3,7 @@
 import functools
 import pickle
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -108,6 +109,16 @@ def test_large_tensors_are_gathered_into_what_a_worker_hands_over(tmp_path, coll
     batches = list(DataLoader(ds, batch_size=4, num_workers=2, collate_fn=collate))
     assert all(same(b, default_collate([large(4 * k + i) for i in range(4)])) for k, b in enumerate(batches))
     assert all(batch["image"].is_shared() for batch in batches)
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_worker_that_is_a_thread_gathers_into_memory_of_its_own_process(tmp_path, monkeypatch, method):
+    info = SimpleNamespace(id=0, num_workers=1, seed=0, dataset=None, worker_method=method)
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", info)
+    ds = written(tmp_path / "a.zip", map(large, range(4)))
+    (batch,) = DataLoader(ds, batch_size=4)
+    assert same(batch, default_collate([large(i) for i in range(4)]))
+    assert batch["image"].is_shared() == (method == "multiprocessing")
 
 
 def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path, monkeypatch):
