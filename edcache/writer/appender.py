@@ -369,7 +369,7 @@ class Appender:
     ) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, even if this process is killed.
 
-        lacking: asked under the lock for the part that the archive lacks; None: the chunk replaces what is there.
+        lacking: asked under the lock for the part that the archive lacks; None: its samples replace stored ones.
         Raises:
             LabelError: its label columns do not fit into columns of the archive.
             StorageError: the disk is full or fails; with EFBIG, the archive would grow beyond max_bytes.
