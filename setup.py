@@ -112,6 +112,7 @@ setup(
             "diffusers>=0.30",
             "torch-geometric>=2.5",
             "accelerate>=1",
+            "matplotlib>=3.7",
             "ml_dtypes>=0.4",
             "nbclient>=0.10",
             "ipykernel>=6.29",

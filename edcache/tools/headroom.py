@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 
 from edcache import base, identity, writer
-from edcache.base import EdcacheError, OptionError, WriteOptions, human_bytes, takes
+from edcache.base import EdcacheError, MissingDependencyError, OptionError, WriteOptions, human_bytes, takes
 from edcache.codec import Encoder
 from edcache.dataset import CachedDataset
 from edcache.writer import CacheWriter
@@ -202,6 +202,24 @@ class Headroom:
         yield "cached", f"an epoch takes {_duration(cached)}, {now / cached:.1f} times as fast"
         pays = self.pays_at_epoch
         yield "pays", "not: it saves less than 5 % of an epoch" if pays is None else f"in epoch {pays}"
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the seconds of an epoch, phase by phase, before and behind the cut.
+
+        Raises: MissingDependencyError: "a plot takes matplotlib; pip install matplotlib".
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise MissingDependencyError("a plot takes matplotlib; pip install matplotlib") from None
+        figure = Figure(figsize=(9, 4), layout="constrained")
+        axes = figure.subplots()
+        names = [phase.name for phase in self.phases]
+        colors = ["C0" if number < self.cached else "C1" for number in range(len(names))]
+        axes.barh(names, [self.length * phase.mean for phase in self.phases], color=colors)
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds of an epoch; a cache saves the blue ones, and reads instead")
+        figure.savefig(path)
 
 
 def _duration(seconds: float) -> str:

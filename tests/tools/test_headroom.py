@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from cli_runner import RUNNER
+from optional import need
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import edcache
 from edcache import headroom
 from edcache.cli import main
-from edcache.errors import OptionError
+from edcache.errors import MissingDependencyError, OptionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -455,6 +456,18 @@ def test_a_page_of_text():
     assert re.search(r"^copy to cpu +\d+\.\d+ ms +\d+ %", text, re.MULTILINE)
     assert "cut      cache the result of half; flipped is random, and stays behind the cache" in lines
     assert len(lines) < 25
+
+
+def test_a_plot(tmp_path):
+    need("matplotlib")
+    headroom(DataLoader(Images(half, flipped), 8)).plot(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_plot_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match="a plot takes matplotlib; pip install matplotlib"):
+        headroom(Images()).plot(tmp_path / "a.png")
 
 
 SCRIPT = """
