@@ -112,47 +112,43 @@ def _value(text: str) -> Any:
 
 
 @click.command()
-@click.argument("what", metavar="PATH|SCRIPT.py|MODULE:FACTORY", type=PATH)
+@click.argument("what", metavar="SCRIPT.py|MODULE:FACTORY", type=PATH)
 @flags("arguments", "as_json")
 def advise(what: str, arguments: Sequence[str], as_json: bool) -> None:
     """Tell where an epoch's time goes, and where to cut.
 
     SCRIPT.py is run until it iterates a DataLoader. That is measured, one batch is replayed to the loop some ten times,
     for the time of its step, and the script ends. Of MODULE:FACTORY, which is called as build does, the dataset is
-    measured. Of the PATH of an archive, random batches are read.
+    measured.
 
     \b
     Example:
       edcache advise train.py
       edcache advise digits:make --arg split=train
     """
-    if what.endswith(".py") and os.path.exists(what):
+    if what.endswith(".py"):
+        if not os.path.exists(what):
+            raise click.UsageError(f"{what}: no such script")
         code = (
             f"import sys; from edcache.cli.build import advise_script; advise_script(sys.argv[1], {as_json})"
         )
         sys.exit(subprocess.run([sys.executable, "-c", code, what]).returncode)  # noqa: S603 - asked for
-    if ":" in what and "://" not in what and not os.path.exists(what):
-        found = tools.headroom(Call(what, arguments, None).make())
-        out.print_report(as_json, found.to_json(), [str(found)])
-    else:
-        rates = tools.read_rates(what)
-        nbytes, memory = rates["nbytes"], rates["memory_nbytes"]
-        fits = "fits into" if nbytes < memory / 2 else "is too large for"
-        size = f"{human_bytes(nbytes)}, {fits} the memory of {human_bytes(memory)}"
-        rows = [(f"{number:,}", f"{rate:,.0f}") for number, rate in rates["rates"].items()]
-        lines = out.table(("batch", "samples/s"), rows)
-        out.print_report(as_json, rates, [f"{rates['path']}: {rates['samples']:,} samples, {size}", *lines])
+    _print_found(as_json, tools.headroom(Call(what, arguments, None).make()))
 
 
 def advise_script(script: str, as_json: bool) -> None:
     """Run a script in this process until its first DataLoader is measured, and print the result; then exit."""
     sys.argv, sys.path[0] = [script], os.path.dirname(os.path.abspath(script))
-    with tools.first_loader(lambda found: out.print_report(as_json, found.to_json(), [str(found)])):
-        runpy.run_path(script, run_name="__main__")
+    tools.measure_first_loader(partial(_print_found, as_json))
+    runpy.run_path(script, run_name="__main__")
     out.print_error(
         f"{script} ended before a second batch of a DataLoader; give MODULE:FACTORY of its dataset"
     )
     sys.exit(out.FAILED)
+
+
+def _print_found(as_json: bool, found: tools.Headroom) -> None:
+    out.print_report(as_json, found.to_json(), [str(found)])
 
 
 @click.command()

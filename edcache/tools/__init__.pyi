@@ -1,11 +1,11 @@
-from .headroom import first_loader as first_loader
+from .headroom import Headroom as Headroom
 from .headroom import headroom as headroom
-from .headroom import read_rates as read_rates
+from .headroom import measure_first_loader as measure_first_loader
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import delete_unused as delete_unused
 from .housekeeping import select as select
-from .sample_digest import samples_digest as samples_digest
+from .samples_digest import samples_digest as samples_digest
 from .verify import Report as Report
 from .verify import digest as digest
 from .verify import verify as verify

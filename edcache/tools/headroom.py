@@ -26,7 +26,7 @@ import tempfile
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,7 +34,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate
 
 from edcache import base, identity, writer
@@ -58,7 +58,6 @@ _REPEATS, _REPEAT_SECONDS = 10, 5.0
 # Bytes to write at least, so that pages and tables count as they do in a large archive; and to keep at most.
 _LEAST_NBYTES, _MOST_NBYTES = 1 << 20, 1 << 28
 _GAIN: Final = 0.05  # of an epoch, which a cache is to save
-_BATCH_SIZES: Final = (1, 16, 64, 256, 1024)
 
 
 @dataclass
@@ -169,8 +168,7 @@ class Headroom:
         return asdict(self) | {name: getattr(self, name) for name in names.split()}
 
     def __str__(self) -> str:
-        facts = [*self._facts()]
-        return "\n".join([*self._table(), "", *(f"{name:9}{text}" for name, text in facts)])
+        return "\n".join([*self._table(), "", *(f"{name:9}{text}" for name, text in self._facts())])
 
     def _table(self) -> Iterator[str]:
         loader = f"batches of {self.batch_size}, {self.num_workers} workers"
@@ -180,21 +178,16 @@ class Headroom:
         for number, phase in enumerate(self.phases):
             if phase.random and number == self.cached > 0:
                 rows.append(("- - cut - -", "", "", ""))
-            note = f"random: {phase.random}" if phase.random else ""
-            rows.append(
-                (phase.name, f"{1e3 * phase.median:.3f} ms", f"{100 * phase.mean / whole:.0f} %", note)
-            )
+            share, note = 100 * phase.mean / whole, f"random: {phase.random}" if phase.random else ""
+            rows.append((phase.name, f"{1e3 * phase.median:.3f} ms", f"{share:.0f} %", note))
         yield from base.text_table(("phase", "a sample", "share", ""), rows)
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         now, cached, fill = self.epoch_seconds, self.cached_epoch_seconds, self.fill_seconds
         yield "now", f"an epoch takes {_duration(now)}: {self.length / now:,.0f} samples/s"
         if self.ceiling is not None:
-            waits = 100 * (1 - self.length / self.ceiling / now)
-            yield (
-                "ceiling",
-                f"{self.ceiling:,.0f} samples/s by the step; {waits:.0f} % of an epoch is waiting",
-            )
+            waits = f"{100 * (1 - self.length / self.ceiling / now):.0f} % of an epoch is waiting"
+            yield "ceiling", f"{self.ceiling:,.0f} samples/s by the step; {waits}"
         behind = next((phase.name for phase in self.phases if phase.random), None)
         if behind is None:
             yield "cut", "no phase is random: cache whole samples"
@@ -274,7 +267,7 @@ def headroom(
         raise OptionError("headroom(): the source is iterable, and has no [index]; give the dataset it reads")
     writer.length_of(dataset, "headroom()")
     if type(dataset).__module__.startswith("edcache."):
-        raise OptionError("headroom(): the source is cached; `edcache advise PATH` tells how fast it is read")
+        raise OptionError("headroom(): the source is cached already; give the dataset that it was made of")
     if loader is None and (step is not None or device is not None):
         name = "device" if step is None else "step"
         raise OptionError(f"headroom(): {name}= takes batches; give a DataLoader", option=name)
@@ -284,11 +277,10 @@ def headroom(
         survey = _Survey(dataset, held, indices)
         kept = survey.time(size, time.perf_counter() + seconds)
         phases = [*survey.phases, *_batch_phases(loader, kept, device, step)]
-        name, workers = type(dataset).__name__, 0 if loader is None else loader.num_workers
-        cached, flaw = survey.cached, survey.flaw
-        found = Headroom(name, len(dataset), survey.timed, size, workers, phases, cached, flaw=flaw)
-        path = os.path.join(folder, "a.zip")
-        return found if flaw else _forecast(found, survey.at_cut, path, options, loader)
+        workers = 0 if loader is None else loader.num_workers
+        about = type(dataset).__name__, len(dataset), survey.timed, size, workers
+        found = Headroom(*about, phases, survey.cached, flaw=survey.flaw)
+        return found if found.flaw else _forecast(found, survey.at_cut, f"{folder}/a.zip", options, loader)
 
 
 def _chosen(loader: DataLoader[Any] | None, dataset: Any, most: int) -> tuple[int, list[int]]:
@@ -442,7 +434,6 @@ class _Survey:
             raise OptionError("headroom(): the source has no sample; give one that has some")
         dataset[indices[0]]  # an error of the user's is raised here, as it is
         self._probe = _Probe(held)
-        self._source = dataset
         try:
             self._source = _Twins(self._probe).twin(dataset)
             self._watch()
@@ -524,26 +515,29 @@ def _batch_phases(
     seconds, batch = _repeated(partial(loader.collate_fn, host), count)
     yield Phase("collate", "collate", seconds)
     if device is not None:
-        seconds, batch = _repeated(partial(tree_map, partial(_moved, device), batch), count)
+        copy = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to(device), batch)
+        seconds, batch = _repeated(copy, count)
         yield Phase("copy", f"copy to {device}", seconds)
     if step is not None:
         yield Phase("step", "step", _repeated(partial(step, batch), count)[0])
 
 
-def _moved(device: Any, leaf: Any) -> Any:
-    return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _repeated(call: Callable[[], Any], count: int = 1) -> tuple[list[float], Any]:
     """Call a function once, and then some ten times; returns their seconds, for each of `count`, and a result."""
     made, seconds = call(), list[float]()
+    for _ in _timed_turns(seconds, count):
+        made = call()
+    return seconds, made
+
+
+def _timed_turns(seconds: list[float], count: int) -> Iterator[None]:
+    """Note the seconds that each of some ten turns of a loop takes, for each of `count`."""
     while len(seconds) < _REPEATS and sum(seconds) * count < _REPEAT_SECONDS:
         _wait_for_device()
         began = time.perf_counter()
-        made = call()
+        yield
         _wait_for_device()
         seconds.append((time.perf_counter() - began) / count)
-    return seconds, made
 
 
 def _wait_for_device() -> None:
@@ -582,52 +576,25 @@ def _forecast(
     return replace(found, sample_nbytes=sample_nbytes, write_seconds=seconds, read_seconds=read_seconds)
 
 
-@contextmanager
-def first_loader(report: Callable[[Headroom], object]) -> Iterator[None]:
-    """Measure the first DataLoader that the block iterates, replay one batch to its loop, and end the program.
+def measure_first_loader(report: Callable[[Headroom], object]) -> None:
+    """Have this process measure the first DataLoader that it iterates, replay one batch to that loop, and end.
 
     The time between two batches is the step. A loop that ends sooner is passed over.
 
-    report: called with the result. Raises: SystemExit, in the loop.
+    report: called with the result. In the loop, SystemExit is raised.
     """
-    iterate, running = DataLoader.__iter__, list[DataLoader[Any]]()
+    iterate = DataLoader.__iter__
 
     def replay(loader: DataLoader[Any]) -> Iterator[Any]:
-        if running:  # another loader, in the step
-            yield from iterate(loader)
-            return
-        running.append(loader)
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]  # of other loaders, in the step
         try:
             found, batch, seconds = headroom(loader), next(iterate(loader)), list[float]()
-            while len(seconds) < 2 or (len(seconds) <= _REPEATS and sum(seconds) < _REPEAT_SECONDS):
-                began = time.perf_counter()
+            yield batch
+            for _ in _timed_turns(seconds, found.batch_size):
                 yield batch
-                _wait_for_device()
-                seconds.append(time.perf_counter() - began)
-            step = Phase("step", "step", [one / found.batch_size for one in seconds[1:]])
-            report(replace(found, phases=[*found.phases, step]))
+            report(replace(found, phases=[*found.phases, Phase("step", "step", seconds)]))
         finally:
-            running.clear()
+            DataLoader.__iter__ = replay  # type: ignore[method-assign, assignment]
         raise SystemExit(0)
 
     DataLoader.__iter__ = replay  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
-
-
-def read_rates(path: str) -> dict[str, Any]:
-    """Measure an archive: its bytes, the memory's, and samples a second of random batches, by size."""
-    with closing(CachedDataset.from_cache(path)) as cache:
-        sizes = [size for size in _BATCH_SIZES if size <= len(cache)]
-        seconds = [
-            statistics.median(_repeated(partial(cache.batch, _some(len(cache), n)), n)[0]) for n in sizes
-        ]
-        return {
-            "path": cache.path,
-            "samples": len(cache),
-            "nbytes": os.path.getsize(cache.path),
-            "memory_nbytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "rates": {size: 1 / one for size, one in zip(sizes, seconds, strict=True)},
-        }

@@ -127,9 +127,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
     origin = None if copy is None else copy.origin
     if session.damaged:
         return Listed(name, nbytes, written, problem=session.damaged[0], origin=origin)
-    absent = sum(failure.final for failure in session.index.failures)
-    is_complete = session.sealed and session.index.present + absent == session.length
-    counts = session.index.present, session.length, is_complete
+    counts = session.index.present, session.length, session.complete
     return Listed(name, nbytes, written, *counts, session.head.fingerprint, origin=origin)
 
 

@@ -16,7 +16,7 @@ from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError, cut_traceback
 from edcache.format import ChunkTable, Contents, Header, Root
 from edcache.reader import OnProgress, file_digest, no_digest
-from edcache.storage import ByteSource, File, located
+from edcache.storage import ByteSource, located
 
 # Most bytes of records that are read at once, unless one record has more.
 _WINDOW: Final = 1 << 26
@@ -91,7 +91,7 @@ def verify(
         chunks=len(chain.chunks),
         failures=survey.failures,
         nbytes=survey.size,
-        sealed=chain.sealed and survey.root is not None,
+        sealed=survey.is_sealed,
         has_writer=survey.has_writer,
         quick=quick,
         problems=survey.problems,
@@ -138,6 +138,7 @@ class Survey:
 
     Attributes:
         chain: as far as it reads. contents: rows and labels of its chunks; None if they do not go together.
+        is_sealed: True if its end says so too. A kill within a seal leaves a sealed chain without that end.
         has_writer: True if a process writes the archive now; False if unknown, as for a URL.
         problems: one line each, with path and offset.
     """
@@ -151,7 +152,7 @@ class Survey:
         self._tables: dict[int, ChunkTable] = {}
         self._room = _MOST_KEPT_NBYTES
         self._padding = b""
-        self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        self.has_writer = file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
         known = format.Chain(head, cursor, self.path)
@@ -163,7 +164,9 @@ class Survey:
             self.chain.add(self._pread, group)
             for header in group:
                 self._check_entry(header)
-        self.root = format.read_root(self._pread, self.size, self.path)
+        self._root = self.chain.root if self.chain.sealed else None
+        end = format.read_root(self._pread, self.size, self.path)
+        self.is_sealed = self._root is not None and end is not None
         self._check_end()
         self.contents = self._joined()
         self.present = self.failures = 0
@@ -273,7 +276,7 @@ class Survey:
 
     def _check_rows(self, contents: Contents) -> None:
         """Compare the rows of the chunks with those of the root, and count them."""
-        root = self.chain.root if self.chain.sealed else None
+        root = self._root
         if root is None:
             # Its length may be any number, and has no bytes that bound it.
             held = contents.samples()
@@ -339,7 +342,7 @@ class Survey:
 
     def _check_keys(self) -> None:
         """Compare the table of keys with their column."""
-        root = self.chain.root if self.chain.sealed else None
+        root = self._root
         if root is None or root.keys is None or format.KEY_COLUMN not in root.labels:
             return
         stored = format.StoredLabels(root, partial(format.read_places, self._pread), self.path)
@@ -353,10 +356,9 @@ class Survey:
 
     def _check_labels(self, contents: Contents) -> None:
         """Compare the label columns of the root with those of the chunks, unless they were added later."""
-        root = self.chain.root if self.chain.sealed else None
+        root = self._root
         if root is None:
             return
-
         read = partial(format.read_places, self._pread)
         for name, column in root.labels.items():
             stored = format.StoredLabels(root, read, self.path)

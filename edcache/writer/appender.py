@@ -38,7 +38,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,9 @@ from edcache.writer.entry_group import EntryGroup
 from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
 
 _MOST_REPLACED: Final = 20
+
+Lacking: TypeAlias = Callable[[Chunk], Chunk]
+"""Leaves out of a chunk the samples that the archive has. Asked under the append lock: no process can publish then."""
 
 
 def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
@@ -362,11 +365,11 @@ class Appender:
         chunk: Chunk,
         *,
         max_bytes: int | None = None,
-        lacking: Callable[[Chunk], Chunk] | None = None,
+        lacking: Lacking | None = None,
     ) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, even if this process is killed.
 
-        lacking: asked, when no other process can publish any more, for the part that the archive lacks.
+        lacking: asked under the lock for the part that the archive lacks; None: its samples replace stored ones.
         Raises:
             LabelError: its label columns do not fit into columns of the archive.
             StorageError: the disk is full or fails; with EFBIG, the archive would grow beyond max_bytes.

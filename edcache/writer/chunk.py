@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import Ints
-from edcache.format import take_rows
+from edcache.format import ChunkTable, Header, take_rows
+from edcache.storage import ByteSource
 
 CHUNK_NBYTES = 4 << 20
 
@@ -42,6 +43,15 @@ class Chunk:
         rows = rows.copy()
         rows["schema"], rows["offset"] = numbers.reshape(-1), offsets
         return cls(samples, rows, labels, [schemas[number] for number in used.tolist()], data)
+
+    @classmethod
+    def stored(cls, file: ByteSource, header: Header, table: ChunkTable) -> Chunk:
+        """Read a chunk of a file; a record that is damaged there stays so."""
+        start = format.records_offset(header)
+        rows = table.rows.copy()
+        rows["offset"] -= np.uint64(start)
+        data = file.pread(start, header.payload_end - start)
+        return cls(table.samples, rows, table.labels, list(table.schemas), data)
 
     @property
     def count(self) -> int:

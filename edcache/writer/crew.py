@@ -78,9 +78,7 @@ def compute_apart(job: Job) -> Recomputed | None:
     try:
         timeout = job.options.timeout
         connection.wait([worker.results, worker.process.sentinel], timeout)
-        if worker.results.poll():
-            with suppress(EOFError, OSError):  # it died amid its last word
-                message = worker.results.recv()
+        message = _last_word(worker)
     finally:
         _end_worker(worker, _STOP_SECONDS if message is not None else 0)
     if isinstance(message, Carried):
@@ -133,10 +131,7 @@ class Crew:
     def _receive(self, worker: _Worker) -> None:
         """Take the last word of a worker, or its silence, and replace it unless its work is done."""
         index = worker.report[0] - 1
-        message: Any = index
-        if worker.results.poll():
-            with suppress(EOFError, OSError):  # it died before its last word, or amid it
-                message = worker.results.recv()
+        message = _last_word(worker, index)
         self._reap(worker)
         if isinstance(message, Carried):
             raise message.restored()
@@ -247,6 +242,14 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
             )
             process.start()
         return _Worker(process, results, report, slot)
+
+
+def _last_word(worker: _Worker, silence: object = None) -> Any:
+    """Receive the last word of a worker, or return `silence` if it died before, or amid it."""
+    if worker.results.poll():
+        with suppress(EOFError, OSError):
+            return worker.results.recv()
+    return silence
 
 
 def _end_worker(worker: _Worker, seconds: float) -> None:

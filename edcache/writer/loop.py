@@ -18,7 +18,8 @@ lacks are looked up after it is locked, since its last holder published before i
 samples are there and which have failed (`Presence`), of all processes: failures are counted there.
 
 What must never happen:
-- that a sample is stored under another index than the one that it was computed for;
+- that a sample is stored under another index than the one that it was computed for, or twice: a lazy cache, which
+  claims nothing, may have published it meanwhile, so each publication leaves out what the archive has by then;
 - that a process computes a sample twice which the source gave it once, but for a batch that raised;
 - that an error is lost: it ends the loop, or it is a Failure in the archive; samples before it are published;
 - that a claim is free while this process computes its samples, or has not published them. An executor's tasks that run
@@ -230,11 +231,9 @@ class FillLoop:
             if self._builder.is_due:
                 self._publish()
             return
-        new = self._presence.lacking(made)  # a task that ran again has samples that the archive has
-        if new.count:
-            self._told += self._builder.append(self._appender, new)
-            self._advance(new.count, len(new.data))
-            self._publish()
+        self._told += self._builder.append(self._appender, made, self._presence.lacking)
+        self._advance(made.count, len(made.data))
+        self._publish()
 
     def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
         """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""
@@ -277,7 +276,7 @@ class FillLoop:
 
     def _publish(self) -> None:
         """Publish the pending samples and failures, and free the claims in which none is missing any more."""
-        self._told += self._builder.publish(self._appender)
+        self._told += self._builder.publish(self._appender, lacking=self._presence.lacking)
         self._count_others()
         self._release()
 

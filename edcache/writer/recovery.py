@@ -147,11 +147,7 @@ def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
     sound &= ~np.isin(table.samples, newer)
     if not sound.any():
         return []
-    start = format.records_offset(header)
-    rows = table.rows.copy()
-    rows["offset"] -= np.uint64(start)
-    data = file.pread(start, header.payload_end - start)
-    return [Chunk(table.samples, rows, table.labels, list(table.schemas), data).only(sound)]
+    return [Chunk.stored(file, header, table).only(sound)]
 
 
 class Aside:

@@ -32,6 +32,7 @@ from edcache.writer.match import tells_source
 from edcache.writer.seal import Order, seal
 from edcache.writer.spot import check_before
 from edcache.writer.store import store_at
+from edcache.writer.temporary import is_held
 
 _STAGE: Final = ".edcache.keys-"
 
@@ -160,12 +161,12 @@ def _publish(
             known[appender.chain.cursor] = _found(keyed, contents, 0, np.full(len(keyed), -1))
         places = known[appender.chain.cursor].copy()
         takeovers, own = list[_Takeover](), _stages_of(appender)
-        for path in sorted(_stages_at(appender.path), key=_is_used):
+        for path in sorted(_stages_at(appender.path), key=is_held):
             if not path.startswith(own) or storage.RECOVERY in path or not recover(path):
                 continue
             todo = keyed.firsts[places[keyed.firsts] < 0]
             is_tried = tried is not None and path == tried.path
-            if not is_tried and _is_used(path) and path == _stage_of(appender, keyed.only(todo)):
+            if not is_tried and is_held(path) and path == _stage_of(appender, keyed.only(todo)):
                 break  # another process fills it with the same samples: this one is to help it
             one = stack.enter_context(closing(_Takeover(path, start)))
             if not is_tried and not _is_made_alike(one, job):
@@ -204,14 +205,8 @@ def _is_made_alike(stage: _Takeover, job: Job) -> bool:
 def _remove_stages(path: str) -> None:
     """Remove the stages of an archive that no process fills."""
     for stage in _stages_at(path):
-        if not _is_used(stage):
+        if not is_held(stage):
             storage.remove(stage)
-
-
-def _is_used(stage: str) -> bool:
-    """True if a process fills a stage."""
-    with closing(storage.File.open(stage, "r")) as file:
-        return file.is_locked(format.LOCK_SESSION, 1)
 
 
 def _stages_at(path: str) -> list[str]:
@@ -263,12 +258,8 @@ class _Takeover:
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks of the stage, with the numbers that its samples get in the archive."""
         for header in self.chain.chunks:
-            table = self._table(header)
-            start = format.records_offset(header)
-            data = self._file.pread(start, header.payload_end - start)
-            rows = table.rows.copy()
-            rows["offset"] -= np.uint64(start)
-            yield Chunk(table.samples + self.start, rows, table.labels, list(table.schemas), data)
+            chunk = Chunk.stored(self._file, header, self._table(header))
+            yield replace(chunk, samples=chunk.samples + self.start)
 
     @property
     def failures(self) -> list[Failure]:

@@ -287,9 +287,9 @@ class Filling(Case):
     def _told(self, notes: Told) -> None:
         publish = Appender.append
 
-        def append(self: Appender, chunk: Any) -> None:
+        def append(self: Appender, chunk: Any, **options: Any) -> None:
             assert not chunk.continues
-            publish(self, chunk)
+            publish(self, chunk, **options)
             notes.publish(chunk.samples.tolist())
 
         with patch.object(Appender, "append", append):

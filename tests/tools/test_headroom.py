@@ -539,14 +539,13 @@ def test_advise_of_a_factory(tmp_path, monkeypatch):
     )
 
 
-def test_advise_of_an_archive(tmp_path):
-    edcache.CachedDataset([{"x": torch.zeros(30)}] * 100, tmp_path / "a.zip", progress=False).close()
-    done = RUNNER.invoke(main, ["advise", "a.zip"])
-    lines = done.stdout.splitlines()
-    assert done.exit_code == 0
-    assert re.fullmatch(r".*a\.zip: 100 samples, [\d.]+ kB, fits into the memory of [\d.]+ GB", lines[0])
-    assert [line.split()[0] for line in lines[1:]] == ["batch", "1", "16", "64"]
-    document = json.loads(RUNNER.invoke(main, ["advise", "a.zip", "--json"]).stdout)
-    assert (document["samples"], [*document["rates"]]) == (100, ["1", "16", "64"])
-    done = RUNNER.invoke(main, ["advise", "none.zip"])
-    assert (done.exit_code, "none.zip: no such file" in done.stderr) == (1, True)
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("none.py", "none.py: no such script"),
+        ("a.zip", '"a.zip"; write it as package.module:factory'),
+    ],
+)
+def test_advise_of_neither_a_script_nor_a_factory(what, text):
+    done = RUNNER.invoke(main, ["advise", what])
+    assert (done.exit_code, text in done.stderr) == (2, True)

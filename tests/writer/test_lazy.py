@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 
 import numpy as np
@@ -346,19 +347,38 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypa
     assert edcache.verify(path).problems == []
 
 
+def before_it_is_appended(index, do, monkeypatch):
+    """Call a function before a sample is appended, when its chunk is encoded."""
+    append = Appender.append
+
+    def append_late(self, chunk, **options):
+        if index in chunk.indices:
+            monkeypatch.setattr(Appender, "append", append)
+            do()
+        append(self, chunk, **options)
+
+    monkeypatch.setattr(Appender, "append", append_late)
+
+
 def test_a_sample_that_another_publishes_at_the_same_moment_is_stored_once(path, log, monkeypatch):
     one, two = (CachedDataset(Logged(log), path, lazy=True, spot_check=False) for _ in range(2))
     one[3], one[4], two[4], two[5]
-    append = Appender.append
-
-    def append_late(self, *arguments, **options):
-        monkeypatch.setattr(Appender, "append", append)
-        one.close()
-        append(self, *arguments, **options)
-
-    monkeypatch.setattr(Appender, "append", append_late)
+    before_it_is_appended(4, one.close, monkeypatch)
     two.close()
     assert stored_rows(path) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("engine", ["this process", "an executor"])
+def test_a_fill_does_not_store_what_a_lazy_cache_publishes_at_the_same_moment(path, log, monkeypatch, engine):
+    lazy = CachedDataset(Logged(log), path, lazy=True, spot_check=False)
+    lazy[3], lazy[4]
+    before_it_is_appended(4, lazy.close, monkeypatch)
+    with ThreadPoolExecutor(1) as executor:
+        options = {} if engine == "this process" else {"executor": executor}
+        ds = CachedDataset(Logged(log), path, spot_check=False, progress=False, **options)
+    assert sorted(computed(log)) == [*range(5), *range(4, 40)]
+    assert stored_rows(path) == [*range(40)]
+    assert ds[4]["x"].tolist() == [4, 4]
 
 
 def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):

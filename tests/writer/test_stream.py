@@ -308,7 +308,7 @@ def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
 
 
 def test_a_failure_survives_a_kill_between_it_and_its_chunk(path, monkeypatch):
-    def die(self, chunk):
+    def die(self, chunk, **options):
         raise SystemExit
 
     monkeypatch.setattr(Appender, "append", die)
