@@ -355,7 +355,7 @@ def _plain(values: Any, keys: pa.Array | None = None) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if is_table(values):
         columns = [_plain(column) for column in columns_of(values)]
-        columns += [] if keys is None else _by_name(columns, keys.to_pylist())
+        columns = columns if keys is None else _by_name(columns, keys.to_pylist())
         return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
     # The values of a masked array are described: its data do not tell the mask.
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1 and not np.ma.isMA(values):
@@ -368,19 +368,19 @@ def _plain(values: Any, keys: pa.Array | None = None) -> Sequence[Any]:
     return [value if type(value) in _TOLD_APART else [*Settings().describe(value)] for value in values]
 
 
-def _by_name(columns: Sequence[Sequence[Any]], keys: list[Key]) -> list[list[Any]]:
-    """Return the columns in the order of the samples, if one of them names rows by keys, in another order.
+def _by_name(columns: list[Sequence[Any]], keys: list[Key]) -> list[Sequence[Any]]:
+    """Return the columns in the order of the samples, if one of them names each row by a key.
 
-    A source that lists a folder looks up the rows of a table by the names of the files. Else the row of another sample
-    would tell that its sample changed. The columns as they are count beside these, since names may mean another thing.
+    A source that lists a folder looks up the rows of a table by the names of the files. In the order of the table, a
+    changed row would tell that the sample of another one changed.
     """
-    found = list[list[Any]]()
+    orders = list[list[int]]()
     for names in columns:
-        if {*map(type, names)} != {*map(type, keys)}:
-            continue
-        rows = {name: row for row, name in enumerate(names)}
-        places = [rows.get(key) for key in keys]
-        is_moved = any(place not in (None, row) for row, place in enumerate(places))
-        if len(rows) == len(keys) and is_moved:  # a label comes more than once
-            found += [[None if place is None else column[place] for place in places] for column in columns]
-    return found
+        if {*map(type, names)} == {*map(type, keys)}:
+            rows = {name: row for row, name in enumerate(names)}
+            order = [rows[key] for key in keys if key in rows]
+            if len(rows) == len(order) == len(keys):
+                orders.append(order)
+    if not orders or [*range(len(keys))] in orders:
+        return columns
+    return [[column[row] for row in orders[0]] for column in columns]
