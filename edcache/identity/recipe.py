@@ -127,15 +127,15 @@ class Recipe:
     def first(self, count: int | None) -> dict[str, Any]:
         """Describe the first values of each column; None: all."""
         return {
-            name: Settings(self.roots).describe(_first_of(values, count)).exact
+            name: Settings(self.roots)
+            .describe(
+                dict(itertools.islice(values.items(), count))
+                if isinstance(values, dict)
+                else getattr(values, "iloc", values)[:count]  # of pandas by place, not by its index
+            )
+            .exact
             for name, values in self.columns.items()
         }
-
-
-def _first_of(values: Any, count: int | None) -> Any:
-    if isinstance(values, dict):
-        return dict(itertools.islice(values.items(), count))
-    return getattr(values, "iloc", values)[:count]  # of pandas by place, not by its index
 
 
 class Difference(NamedTuple):

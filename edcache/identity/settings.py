@@ -534,8 +534,11 @@ def _parts_of_table(value: Any) -> Parts | None:
 
 def _library_of(value: Any) -> str:
     """Name the library of tables that a class is of, or is derived from, as a GeoDataFrame is; "" without one."""
-    names = (kin.__module__.partition(".")[0] for kin in type(value).__mro__)
-    return next((name for name in names if name in _OF_TABLES), "")
+    for kin in type(value).__mro__:
+        library = kin.__module__.partition(".")[0]
+        if library in _OF_TABLES:
+            return library
+    return ""
 
 
 def is_table(value: Any) -> bool:
