@@ -34,7 +34,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -310,7 +310,7 @@ class EpochSampler(DistributedSampler[Any]):
         return order.positions(step * batch_size, (step + 1) * batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        return _Iteration.of(self, self._items())
+        return _Iteration.of(self._items(), lambda: self._is_complete)
 
     def _items(self) -> Iterator[Any]:
         # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
@@ -435,22 +435,22 @@ class _Iteration(itertools.chain[Any]):
     """
 
     # A chain, whose items take 10 ns each; a `__next__` of our own takes ten times as long.
-    _sampler: EpochSampler
-    _parts: list[Iterator[Any]]
+    parts: list[Iterator[Any]]
+    is_behind_end: Callable[[], bool]
 
     @classmethod
-    def of(cls, sampler: EpochSampler, items: Iterator[Any]) -> _Iteration:
+    def of(cls, items: Iterator[Any], is_behind_end: Callable[[], bool]) -> _Iteration:
         parts = [items]
         made: _Iteration = cls.from_iterable(parts)  # type: ignore[assignment]
-        made._sampler, made._parts = sampler, parts
+        made.parts, made.is_behind_end = parts, is_behind_end
         return made
 
     def state_dict(self) -> State:
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        if self._sampler._is_complete:
-            self._parts.clear()
+        if self.is_behind_end():
+            self.parts.clear()
 
 
 def draws_of(num_samples: int | None, default: int) -> int:
