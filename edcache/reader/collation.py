@@ -32,9 +32,9 @@ Collate = Callable[[Group, Memory], Any]
 # Fields of _BY_STEPS bytes or more are checked and copied in steps of _STEP bytes.
 _BY_STEPS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
-# Bytes that torch copies in several threads: they save less than a millisecond of fewer. numpy copies bytes twice, so
-# in steps that the processor's cache holds.
-_WORTH_THREADS, _COPIED = 1 << 23, 1 << 18
+# Bytes that torch copies in several threads: they save less than a millisecond of fewer. Items that it copies in one
+# thread in any case; and items of a row that is copied alone, as a call for several takes longer than a row.
+_WORTH_THREADS, _ONE_THREAD, _LARGE_ROW = 1 << 23, 1 << 15, 1 << 12
 
 # For these dtypes a gather equals torch.stack of the list. torch may refuse others.
 _NUMPY_TO_TORCH: Final = {
@@ -362,7 +362,7 @@ def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> to
         group.records.tensors[field.offset, nbytes] = window
     flat = out if dtype == window.dtype else out.view(-1).view(window.dtype)
     if flat.ndim != window.ndim:
-        flat = flat.view(rows, nbytes) if window.ndim == 2 else flat.view(rows)
+        flat = flat.view(rows, *window.shape[1:])
     check, places = group.check, torch.from_numpy(group.window_rows)
     if check is None or nbytes < _BY_STEPS:
         group.ensure()
@@ -378,17 +378,23 @@ def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> to
 
 
 def copy_rows(table: torch.Tensor, places: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy rows of a table [m, ...] to `out` [n, ...]; few bytes without torch's other threads.
+    """Copy rows of a table [m, ...] to `out` [n, ...] of its dtype; few bytes without torch's other threads.
 
     These wait for each other. On busy cores that takes 10 to 50 ms, where the copy of a small batch takes 0.1.
     """
-    if out.nbytes >= _WORTH_THREADS or out.device.type != "cpu" or torch.get_num_threads() == 1:
+    is_large = out.nbytes >= _WORTH_THREADS or out.device.type != "cpu"
+    if is_large or out.numel() <= _ONE_THREAD or torch.get_num_threads() == 1:
         torch.index_select(table, 0, places, out=out)
         return
-    source, at, target = table.numpy(), places.numpy(), out.numpy()
-    step = max(1, _COPIED * len(out) // max(1, out.nbytes))
-    for low in range(0, len(at), step):
-        target[low : low + step] = source[at[low : low + step]]
+    items = out.numel() // len(out)
+    if items < _LARGE_ROW:
+        step = _ONE_THREAD // items
+        for low in range(0, len(out), step):
+            torch.index_select(table, 0, places[low : low + step], out=out[low : low + step])
+        return
+    source = table.numpy()
+    for row, place in zip(out.numpy(), places.tolist(), strict=True):
+        row[...] = source[place]
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
