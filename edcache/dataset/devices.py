@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from datetime import timedelta
 from functools import partial
 from multiprocessing import RawValue, current_process
@@ -63,6 +63,7 @@ _TOLD_SECONDS, _MUCH = 10, 0.1
 # Batches that each reader reads ahead; and threads that gather: one is not enough for a fast model.
 _READ_AHEAD: Final = 2
 _LEAST_THREADS: Final = 2
+_WAIT_SECONDS: Final = 1.0
 
 _source: BatchSource  # of a process that reads
 
@@ -304,6 +305,9 @@ class _Readers:
         return ProcessPoolExecutor(self.count, initializer=_begin_reader, initargs=given)
 
     def _read(self, pool: Executor, batch: Future[list[Bucket]]) -> list[Bucket]:
+        # Not without a limit: a signal that comes just before such a wait does not end it.
+        while not wait([batch], _WAIT_SECONDS).done:
+            pass
         try:
             return batch.result()
         except BrokenExecutor:
