@@ -19,6 +19,7 @@ A sampler has one current pass, which `Pass` replaces by another one:
 | | begun, at its end | the same epoch, begun |
 | | begun, before its end | stays |
 | `load_state_dict` | any | epoch and consumed draws of the state, loaded |
+| an iteration is loaded (`_Iteration`) | at its end | stays: this iteration is empty, the next one begins as above |
 
 What must never happen:
 

@@ -139,12 +139,11 @@ class Keyed:
         """Find each sample among others: int64 [n], the first equal one, -1 for none. No key or version is null."""
         if there is not self and self._begins_with(there):  # most sources that change have grown at their end
             rest = Keyed(self.keys[len(there) :], self.versions[len(there) :])
-            found = rest.places_in(there) if len(rest) else np.empty(0, np.int64)
-            return np.concatenate([self.first_equal[: len(there)], found])
+            return np.concatenate([self.first_equal[: len(there)], rest.places_in(there)])
         start = 0
         while not self._are_equal(there, places := self._found_in(there, start)):
             start += 1
-        # The look among themselves comes first, and has kept 16 bytes a sample for the look among others.
+        # A look among themselves, which comes first, keeps 16 bytes a sample for the look among others.
         if there is not self:
             self._sorted = None
         return places
@@ -156,7 +155,7 @@ class Keyed:
     def _found_in(self, there: Keyed, start: int) -> Ints:
         """Find the first sample with the hash of each; -1 for none."""
         places = np.full(len(self), -1)
-        if len(there):
+        if len(self) and len(there):
             hashes, order = self.by_hash(start)
             found, rows = there.by_hash(start)
             at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)

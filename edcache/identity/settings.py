@@ -521,9 +521,10 @@ def _parts_of_table(value: Any) -> Parts | None:
     if library == "polars" and hasattr(value, "collect"):  # a LazyFrame, whose values are not there yet
         return Parts(name, {}, {"plan": value.serialize()})
     if library != "pandas":
+        if not is_table(value):
+            return None
         # Values, and no buffers: a slice, or other chunks of the same values, are equal.
-        told = {"schema": shared_by_items(value), "values": columns_of(value)} if is_table(value) else {}
-        return Parts(name, told, {}) if told else None
+        return Parts(name, {"schema": shared_by_items(value), "values": columns_of(value)}, {})
     if hasattr(value, "iloc"):
         held = [[*_kind_of(part), *_values_of(part)] for part in _pandas_columns(value)]
         return Parts(name, {"names": _names_of(value), "columns": held}, {})

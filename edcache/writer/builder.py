@@ -103,7 +103,7 @@ class ChunkBuilder:
     @property
     def is_due(self) -> bool:
         """True if the pending samples make a whole chunk, or have waited long enough."""
-        # As `is_full`, which is not called: the call takes 1 % of the time of a small sample.
+        # Repeats the test of `is_full`: a call takes 1 % of the time of a small sample.
         if self.nbytes >= CHUNK_NBYTES or len(self._rows) >= 4 * self._most:
             return True
         now = time.monotonic()
