@@ -51,7 +51,7 @@ class Building:
         length = writer.length_of(source, store.path, known) if has_length else None
         self._keyed = None if self._is_stream else Keyed.of(source)
         if self._keyed is not None:
-            length, columns = len(self._keyed.firsts), self._keyed.only(self._keyed.firsts).columns
+            length, columns = len(self._keyed), self._keyed.columns
             taken = [name for name in spec.names if name in columns]
             if taken:
                 raise OptionError(
@@ -60,7 +60,7 @@ class Building:
                 )
             spec = LabelSpec({**spec.sources, **{name: OfIndex(values) for name, values in columns.items()}})
             fingerprint = {**(fingerprint or {}), KEYS_DIGEST: self._keyed.digest}
-            if self._is_lazy and length < len(self._keyed):
+            if self._is_lazy and len(self._keyed.firsts) < length:
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         if fingerprint is not None and (parents := parents_of(source)):
             fingerprint = {**fingerprint, "parents": parents}
@@ -81,6 +81,7 @@ class Building:
             options.sync,
             options=FillOptions.part_of(options),
             name=os.path.basename(store.path),
+            keyed=self._keyed,
             recipe=recipe,
         )
 
@@ -127,7 +128,7 @@ class Building:
     def _fill_once(self, options: FillOptions, rebuild: bool = False) -> None:
         if self._spool is not None:
             self._spool.begin("w" if rebuild else "a")
-        writer.fill(replace(self.job, options=options), rebuild=rebuild, keyed=self._keyed)
+        writer.fill(replace(self.job, options=options), rebuild=rebuild)
         if self._spool is not None:
             self._spool.finish(options.progress, self._is_done)
 

@@ -5,6 +5,8 @@ The last groups of the chain tell the state of an archive:
     only the head             empty
     ... chunk or note         not sealed: the last root, if there is one, and the entries behind it
     ... root                  as the root says; sealed for a reader if the zip directory is whole too
+    ... root, parts           as the root says: parts, and notes that tell who made them, wait for a root that
+                              names their records
     no whole group behind     torn tail, which the next writer cuts off; or damage (tail.py)
 """
 
@@ -24,6 +26,7 @@ from edcache.format.entries import (
     MAX_HEADER_NBYTES,
     NOTE,
     PART,
+    ROOT,
     Cursor,
     Header,
     PRead,
@@ -36,9 +39,9 @@ from edcache.format.entries import (
 from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
-from edcache.format.root import Root, directory_nbytes, pack_directory, parse_root
+from edcache.format.root import Place, Root, directory_nbytes, pack_directory, parse_root
 
-_NOTE_KEYS: Final = "length", "fingerprint", "failed", "lost", MORE
+_NOTE_KEYS: Final = "length", "fingerprint", "failed", "maker", "lost", MORE
 
 
 class Chain:
@@ -46,12 +49,14 @@ class Chain:
 
     Attributes:
         first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
-        all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it.
-        sealed: True if neither a chunk nor a note follows the root.
+        all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it. parts: that
+            follow the last index, and wait for the next one.
+        sealed: True if no entry follows the root. is_settled: True if the root tells all that counts.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
         lost: numbers of chunks that a power cut took something from. has_lost: True if it took samples behind the root.
-        failures: by index, the failure and the number of its note or root; a record may follow.
+        failures: by index, the failure and the number of its note or root; a record may follow. part_failures: the
+            same of samples that wait with parts, by `maker` and by the index in the source that made them.
         durable: bytes of the file up to here were synced.
         unread: the last root or note whose payload fails its crc32, and the offset of its group; None behind
             a later root.
@@ -65,13 +70,15 @@ class Chain:
         self.root_header: Header | None = None
         self.chunks: list[Header] = []
         self.behind: list[Header] = []
-        self.sealed = False
+        self.parts: list[Header] = []
+        self.sealed = self.is_settled = False
         self.length = head.length
         self.origin = head
         self.end_index = 0
         self.lost: set[int] = set()
         self.has_lost = False
         self.failures: dict[int, tuple[int, Failure]] = {}
+        self.part_failures: dict[str, dict[int, tuple[int, Failure]]] = {}
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
         # The newest entry of each name: a zip directory lists them behind the head.
@@ -80,12 +87,9 @@ class Chain:
     def copy(self) -> Chain:
         """Copy the state; either may go on without the other."""
         other = copy.copy(self)
-        other.chunks, other.behind = self.chunks.copy(), self.behind.copy()
-        other.failures, other.entries, other.lost = (
-            self.failures.copy(),
-            self.entries.copy(),
-            self.lost.copy(),
-        )
+        other.chunks, other.behind, other.parts = self.chunks.copy(), self.behind.copy(), self.parts.copy()
+        other.entries, other.lost = self.entries.copy(), self.lost.copy()
+        other.failures, other.part_failures = self.failures.copy(), copy.deepcopy(self.part_failures)
         return other
 
     @property
@@ -117,31 +121,25 @@ class Chain:
         changes nothing (tests/faults/soak_interrupts.py).
         """
         last = group[-1]
-        if last.kind == CHUNK:
-            for chunks in (self.chunks, self.behind):
+        if last.kind in (CHUNK, PART):
+            for chunks in (self.chunks, self.parts if last.kind == PART else self.behind):
                 if not chunks or chunks[-1].number < last.number:
                     chunks.append(last)
+        if last.kind == CHUNK:
             self.end_index = max(self.end_index, last.end)
-            self.sealed = False
+            self.is_settled = False
         elif last.kind == NOTE:
             self._take_note(pread, last)
-            self.sealed = False
-        else:
+        if last.kind == ROOT:
             self._take_root(pread, last, group[0].offset)
-            self._take_parts([one for one in group if one.kind == PART], last)
+        else:
+            self.sealed = False
         for header in group:
             self.entries.pop(header.name, None)
             self.entries[header.name] = header
             self.durable = max(self.durable, header.durable)
         self.last = last
         self.cursor = Cursor.behind(last)
-
-    def _take_parts(self, parts: list[Header], root: Header) -> None:
-        if parts and root == self.root_header and not self.is_reordered:
-            what = f"{root.name} at offset {root.offset:,} has parts, and does not number their samples"
-            raise CorruptArchiveError(f"{self.where}: {what}", path=self.where)
-        first = self.chunks[-1].number if self.chunks else 0
-        self.chunks += [one for one in parts if one.number > first]
 
     def _take_note(self, pread: PRead, header: Header) -> None:
         data = pread(header.payload_offset, header.nbytes)
@@ -154,7 +152,9 @@ class Chain:
             length, fingerprint = note.get("length"), note.get("fingerprint")
             if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
                 raise ValueError("a length or a fingerprint that is none")
-            failed, lost = failures_of(note.get("failed", [])), note.get("lost")
+            failed, lost, maker = failures_of(note.get("failed", [])), note.get("lost"), note.get("maker")
+            if not isinstance(maker, str | None):
+                raise ValueError("failures of a source without a name")
             if lost is not None and not (type(lost) is list and all(map(is_count, lost))):
                 raise ValueError("entries that are lost are no numbers")
         if lost is not None:
@@ -163,7 +163,18 @@ class Chain:
             self.length = length
         if fingerprint is not None:
             self.origin = replace(self.head, length=length, fingerprint=fingerprint)
-        self.failures |= {failure.index: (header.number, failure) for failure in failed}
+        numbered = {failure.index: (header.number, failure) for failure in failed}
+        if maker is not None:
+            self.part_failures.setdefault(maker, {}).update(numbered)
+            return
+        self.failures |= numbered
+        self.is_settled = False
+
+    @property
+    def root_place(self) -> Place | None:
+        """Place of the payload of the last root."""
+        header = self.root_header
+        return None if header is None else Place(header.payload_offset, header.nbytes, header.crc32)
 
     @property
     def is_reordered(self) -> bool:
@@ -176,7 +187,8 @@ class Chain:
         self.lost |= {*numbers}
         self.chunks = [one for one in self.chunks if one.number not in self.lost]
         self.behind = [one for one in self.behind if one.number not in self.lost]
-        counting = self.behind if self.is_reordered else self.chunks
+        self.parts = [one for one in self.parts if one.number not in self.lost]
+        counting = self.behind if self.is_reordered else [one for one in self.chunks if one.kind == CHUNK]
         known = self.root.length if self.root is not None and self.root.is_reordered else 0
         self.end_index = max(known, *(one.end for one in counting), 0)
 
@@ -186,8 +198,12 @@ class Chain:
             self.unread = header, group
             return
         self.unread = None
+        before = self.root
         self.root, self.root_header = parse_root(data, header.payload_end, self.where), header
-        self.behind, self.sealed, self.has_lost = [], True, False
+        self.behind, self.has_lost = [], False
+        self.sealed = self.is_settled = True
+        if before is None or before.index != self.root.index:  # else it changes labels alone
+            self.parts, self.part_failures = [], {}
         self.failures = {failure.index: (header.number, failure) for failure in self.root.failures}
         self.length = self.root.length if self.head.length is not None else None
         if self.root.is_reordered:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import Header, PRead, reported, stored_crc32
+from edcache.format.entries import CHUNK, PART, Header, PRead, reported, stored_crc32
 from edcache.format.key_table import KEY_COLUMN, KeyTable, column_hashes, has_keys, pack_keys
 from edcache.format.records import (
     MAX_SCHEMAS,
@@ -68,9 +69,10 @@ class Contents:
         trusts_index: False takes the rows from every chunk, as for a damaged index, and from the root the label columns
             that are sound.
         keeps_columns: False takes label columns from every chunk too.
-        parts: that a seal to come will make count, behind all chunks.
+        parts: that a seal to come will make count. Their samples get numbers behind all others, in the order of the
+            parts and of their rows.
     Attributes:
-        length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
+        length: of the dataset, and of the parts behind it, which have `part_count` samples. schemas: of the rows. schema: names and types of the label columns.
         columns: of the root, by name.
     Raises: CorruptArchiveError: there are too many schemas; at the first use of rows, the root's index fails its crc32.
         LabelError, as `joined_schema`.
@@ -100,17 +102,21 @@ class Contents:
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray | None] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
-        end, room = 0, _MOST_KEPT_NBYTES
+        room = _MOST_KEPT_NBYTES
         kinds = {name: column.type for name, column in self.columns.items()}
         schema = pa.schema([(name, kinds.get(name, pa.null())) for name in self._names])
         label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
         # Chunks that read, with the number of each of their schemas here.
         self._chunks: list[tuple[Header, Ints]] = []
-        for header in [*(chain.behind if self._trusts_index else chain.chunks), *parts]:
-            end = max(end, header.end)
+        counting = chain.behind if self._trusts_index else [one for one in chain.chunks if one.kind == CHUNK]
+        end = max([chain.length or 0, 0 if root is None else root.length, *(one.end for one in counting)])
+        for header in [*counting, *parts]:
             table = table_of(header)
             if table is None:
                 continue
+            if header.kind == PART:
+                header = replace(header, first=end, end=end + len(table.rows))
+                table, end = _numbered(table, header), header.end
             if header.table_nbytes <= room:
                 room -= header.table_nbytes
                 self._kept[header.number] = table
@@ -123,7 +129,10 @@ class Contents:
         if len(numbers) > MAX_SCHEMAS:
             raise CorruptArchiveError(f"{chain.where}: {len(numbers):,} schemas, at most {MAX_SCHEMAS:,} fit")
         self.schemas = list(numbers)
-        self.length = max(end, chain.length or 0, 0 if root is None else root.length)
+        self.length, self.part_count = (
+            end,
+            sum(one.end - one.first for one, _ in self._chunks if one.kind == PART),
+        )
         kinds |= {field.name: addressing(field.type, label_nbytes[field.name]) for field in schema}
         names = [*self._names, *(name for name in self.columns if name not in self._names)]
         self.schema = pa.schema([(name, kinds[name]) for name in names])
@@ -251,7 +260,9 @@ class Contents:
         for header, numbers in self._chunks:
             is_chosen = chosen is None or header.number in chosen
             if is_chosen and header.first < stop and header.end > start:
-                table = self._kept.get(header.number) or self._table_of(header)
+                table = self._kept.get(header.number)
+                if table is None and (read := self._table_of(header)) is not None:
+                    table = _numbered(read, header)
                 if table is None:
                     raise CorruptArchiveError(f"{self._chain.where}: {header.name} changed while it was read")
                 yield table, numbers
@@ -329,6 +340,11 @@ class StoredLabels:
                     path=self._where,
                 )
             self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
+
+
+def _numbered(table: ChunkTable, header: Header) -> ChunkTable:
+    """Return the table of a chunk; of a part with the numbers that its header has here."""
+    return replace(table, samples=np.arange(header.first, header.end)) if header.kind == PART else table
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:

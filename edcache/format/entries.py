@@ -11,9 +11,8 @@ file, however its process ends. A forked child closes its parent's writable file
     LOCK_APPEND       while entries are published, or an end is mended          writer/appender.py, `appending`
     LOCK_FILLER + k   while a process writes the archive, to show it            writer/appender.py, `join_fillers`
     LOCK_CLAIM + k    while a process computes the samples of claim k; 0 also   writer/appender.py, `Claims`
-                      while one alone fills, from an iterable or by keys
-    LOCK_SESSION      while a file is made beside its path; shared by all       writer/temporary.py, writer/refill.py
-                      that fill a stage                                         backends/shm/memory.py
+                      while one alone fills, from an iterable
+    LOCK_SESSION      while a file is made beside its path                      writer/temporary.py
     LOCK_APPEND - 1   shared by readers of a copy, which stays meanwhile        writer/temporary.py, `LOCK_USE`
 
 A read takes none of the first three. Where the system has no locks of bytes, as macOS, LOCK_APPEND locks the file and
@@ -52,7 +51,8 @@ MAX_LENGTH: Final = 1 << 62
 
 HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
 PART: Final = 8 | CHUNK
-"""Kind of a chunk that counts with the root of its group alone."""
+"""Kind of a chunk whose records count if the rows of a later root name them."""
+_ALONE: Final = CHUNK, NOTE, PART
 _KINDS: Final = {*range(7), PART}
 
 LOCK_APPEND: Final = 1 << 62
@@ -137,6 +137,11 @@ class Header:
     def is_later(self) -> bool:
         """True if a later release wrote it, of a version or a kind that this one does not know."""
         return self.version > VERSION or self.kind not in _KINDS
+
+    @property
+    def maker(self) -> str:
+        """Mark that the writer of a part gave it: equal of parts that one source made; "" of other entries."""
+        return self.name.partition("-")[2] if self.kind == PART else ""
 
     @property
     def payload_offset(self) -> int:
@@ -225,17 +230,17 @@ class Cursor(NamedTuple):
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> Iterator[list[Header]]:
     """Yield the groups of entries from a cursor on whose payloads lie in the file.
 
-    where: path of the archive in messages. A group is a chunk, a note, or the entries of one seal: parts, index,
+    where: path of the archive in messages. A group is a chunk, a part, a note, or the entries of one seal: index,
     columns, keys, root. The walk ends without an error if no whole group follows: the next one will be written there.
     One pread for each entry.
     Raises: LaterReleaseError, an entry is of a version or a kind that this release does not know.
     """
     group: list[Header] = []
     while (header := entry_at(pread, size, uuid, cursor, where)) is not None:
-        if header.kind == HEAD or (group and header.kind in (CHUNK, NOTE)):
+        if header.kind == HEAD or (group and header.kind in _ALONE):
             return
         group.append(header)
-        if header.kind in (CHUNK, NOTE, ROOT):
+        if header.kind in (*_ALONE, ROOT):
             yield group
             group = []
         cursor = Cursor.behind(header)

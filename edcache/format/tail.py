@@ -95,7 +95,7 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
         check_release(header, chain.where)
-        is_of_seal = header.kind not in (CHUNK, NOTE)
+        is_of_seal = header.kind not in (CHUNK, NOTE, PART)
         was_synced = header.durable > stop.offset
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
             return f"{what} {header.name} follows at offset {at:,}"
@@ -211,7 +211,7 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
             and one.number not in mended
             and payload_crc32(pread, one) != one.crc32
         ]
-        if last.kind == CHUNK:
+        if last.kind in (CHUNK, PART):
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]
         elif suspect or (last.kind == ROOT and chunks):
             return Loss(min(one.offset for one in [*chunks, *group]), [], ends)

@@ -15,6 +15,7 @@ from .recipe import stale_message as stale_message
 from .recipe import tells as tells
 from .recipe import told as told
 from .settings import Settings as Settings
+from .settings import digest_of as digest_of
 from .settings import qualified_name as qualified_name
 from .spot import ENTRY as ENTRY
 from .spot import FEW_DRAWS as FEW_DRAWS

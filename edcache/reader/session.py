@@ -70,7 +70,7 @@ class Session:
         as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
         skips_damage: True reads the sound rest of an archive whose index, labels or chain are damaged.
     Attributes:
-        size: bytes of the file. head: of it. sealed: True if it ends with a root. chain: its entries.
+        size: bytes of the file. head: of it. sealed: True if its last root tells all that counts. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
         index: rows of all samples. length: samples of the dataset.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
@@ -104,6 +104,9 @@ class Session:
             self._chain = self._walk_chain(before)
             # Bytes behind a root show that samples may be lost: the archive grew, and was cut.
             self.head, end = self._chain.head, self._chain.cursor.offset
+            if self._chain.is_settled and not self._chain.sealed:
+                # Parts wait behind the root, which tells all that counts.
+                self._root, self._root_place = self._chain.root, self._chain.root_place
         self.sealed = self._root is not None
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).

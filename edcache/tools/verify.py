@@ -164,9 +164,10 @@ class Survey:
             self.chain.add(self._pread, group)
             for header in group:
                 self._check_entry(header)
-        self._root = self.chain.root if self.chain.sealed else None
+        self._root = self.chain.root if self.chain.is_settled else None
         end = format.read_root(self._pread, self.size, self.path)
-        self.is_sealed = self._root is not None and end is not None
+        # Parts that wait behind a root take no end of their own.
+        self.is_sealed = self._root is not None and (end is not None or not self.chain.sealed)
         self._check_end()
         self.contents = self._joined()
         self.present = self.failures = 0

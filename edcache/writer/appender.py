@@ -36,7 +36,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal, TypeAlias
 
@@ -53,7 +53,7 @@ from edcache.base import (
     Sync,
     on_error,
 )
-from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
+from edcache.format import Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.entry_group import EntryGroup
@@ -233,7 +233,11 @@ class Appender:
         lost, sound = [header.number for header in chunks], others
         for header in reversed(chunks):
             whole = [
-                one for one in self.chain.chunks if one.number > header.number and one.number not in lost
+                one
+                for one in self.chain.chunks
+                if one.kind == header.kind == format.CHUNK
+                and one.number > header.number
+                and one.number not in lost
             ]
             sound = [*recovered(self.file, header, self.indices_of(whole)), *sound]
         # Before the chunks: the last one that counts says the types of labels.
@@ -332,11 +336,20 @@ class Appender:
         """Return the samples of chunks, in their order: int64 [n], a copy; reads their tables."""
         return np.concatenate([np.empty(0, np.int64), *(self.table(header).samples for header in chunks)])
 
-    def label_schema(self) -> pa.Schema | None:
-        """Names and types of the label columns that chunks have; None if nothing is published yet."""
+    def parts(self, maker: str) -> list[Header]:
+        """List the parts that wait for a root, and whose samples are made as these: for any keys."""
+        return [one for one in self.chain.parts if made_alike(one.maker, maker)]
+
+    def label_schema(self, maker: str = "") -> pa.Schema | None:
+        """Names and types of the label columns that chunks have; None if nothing is published yet.
+
+        maker: of parts, whose types count too.
+        """
         chain = self.chain
-        if chain.behind:
-            header = chain.behind[-1]  # in types that hold the values of all chunks before it
+        last_part = next((one for one in reversed(chain.parts) if made_alike(one.maker, maker)), None)
+        if last_part is not None or chain.behind:
+            # In types that hold the values of all chunks before it.
+            header = chain.behind[-1] if last_part is None else last_part
             if self._label_schema is None or self._label_schema[0] != header:
                 self._label_schema = header, self.table(header).labels.schema
             return self._label_schema[1]
@@ -387,10 +400,10 @@ class Appender:
     def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:
         if chunk.continues:
             chunk = chunk.moved(self.chain.end_index)
-        labels = self.joinable(chunk.labels, self.label_schema())
+        labels = self.joinable(chunk)
         group = EntryGroup(self.file, self.chain)
         with self.giving_back_space():
-            entry = group.write_chunk(format.CHUNK, chunk, labels)
+            entry = group.write_chunk(chunk, labels)
             if max_bytes is not None and entry.next > max_bytes:
                 text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
                 error = StorageError(text, path=self.path)
@@ -399,24 +412,30 @@ class Appender:
             headers = group.headers(self.chain.durable)
             group.publish(headers)
         self._take_in(headers)
-        self._label_schema = self.chain.behind[-1], labels.schema
+        self._label_schema = headers[0], labels.schema
 
-    def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
+    def joinable(self, chunk: Chunk) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
-        known: types of the columns so far; None if no chunk is there.
         Raises: LabelError, no type holds both; or floats come to a column with integers that a float would round.
         Cost: reads a column, if its type changes from integers to floats.
         """
+        labels, known = chunk.labels, self.label_schema(chunk.maker)
         if known is None or known == labels.schema:
             return labels
         schema = format.joined_schema(known, labels.schema, self.path)
         for name, old, new in zip(known.names, known.types, schema.types, strict=True):
             if format.is_widened(old, new):
-                contents = Contents(self.chain, self.file.pread, self.table)
+                parts = self.parts(chunk.maker)
+                contents = Contents(self.chain, self.file.pread, self.table, parts=parts)
                 column = pa.chunked_array([contents.column(name, 0, contents.length)])
                 format.check_widened(name, column, new, self.path)
         return format.cast_table(labels, schema, self.path)
+
+    def note_failures(self, failures: Sequence[Failure], maker: str = "") -> None:
+        """Tell of samples that failed. maker: of parts, whose samples have the numbers of their source; see `Chunk`."""
+        told = {"maker": maker} if maker else {}
+        self.amend(failed=[failure.to_json() for failure in failures], **told)
 
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
@@ -519,14 +538,28 @@ class Appender:
             self.file.close()
 
 
+def made_alike(one: str, other: str) -> bool:
+    """True if the mark of a part is of samples that are made as another mark says; a fill that compares nothing takes any.
+
+    The first half of a mark tells how samples are made, the second their keys (writer/refill.py).
+    """
+    how = other.partition("-")[0]
+    return bool(other) and how in ("any", one.partition("-")[0])
+
+
 def check_order(chain: Chain, was_reordered: bool) -> None:
     """Raise StaleArchiveError if another process gave samples other numbers than this one counts by."""
     if chain.is_reordered and not was_reordered:
-        raise StaleArchiveError(
-            f"{chain.where}: another process has put its samples into another order, while it was open for appending; "
-            "open it again",
-            path=chain.where,
-        )
+        raise other_order(chain.where)
+
+
+def other_order(path: str) -> StaleArchiveError:
+    """Make the error of an archive whose samples got other numbers while it was open."""
+    return StaleArchiveError(
+        f"{path}: another process has put its samples into another order, while it was open for appending; "
+        "open it again",
+        path=path,
+    )
 
 
 def recover(path: str) -> bool:

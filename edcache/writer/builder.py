@@ -50,6 +50,7 @@ class ChunkBuilder:
         failure_of: makes the `failures` of samples that are refused; None lets the error end the work.
         label_schema: types of the label columns that the archive has.
         seconds: from one publication to the next; None: as long as samples take to compute.
+        maker: of the parts that it makes; "" makes chunks.
     Attributes:
         nbytes: bytes of the pending records, before compression.
         failures: of samples that were refused, not published yet.
@@ -65,8 +66,9 @@ class ChunkBuilder:
         failure_of: FailureOf | None = None,
         label_schema: pa.Schema | None = None,
         seconds: float | None = None,
+        maker: str = "",
     ) -> None:
-        self._path = path
+        self._path, self._maker = path, maker
         self._spec = spec
         self._most = MAX_LENGTH if chunk_size is None else chunk_size
         self._failure_of = failure_of
@@ -268,7 +270,8 @@ class ChunkBuilder:
         rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, np.searchsorted(used, schema)
         rows["crc32"] = _record_crc32s(data, np.asarray(offset), nbytes)
         schemas = [self._encoder.schemas[known] for known in used]
-        chunk = Chunk(samples.copy(), rows, self._collector.table(samples), schemas, data, continues)
+        labels = self._collector.table(samples)
+        chunk = Chunk(samples.copy(), rows, labels, schemas, data, continues, self._maker)
         self.discard()
         return chunk
 
@@ -304,7 +307,7 @@ class ChunkBuilder:
         try:
             appender.append(chunk, lacking=lacking)
         except LabelError as error:
-            self._begin(LabelCollector(self._spec, appender.label_schema()))
+            self._begin(LabelCollector(self._spec, appender.label_schema(self._maker)))
             if self._failure_of is None:
                 raise
             self.failures += [self._failure_of(index, error) for index in chunk.indices]
@@ -314,7 +317,7 @@ class ChunkBuilder:
 
     def _note_failures(self, appender: Appender) -> None:
         if self.failures:
-            appender.amend(failed=[failure.to_json() for failure in self.failures])
+            appender.note_failures(self.failures, self._maker)
             self.failures = []
 
 

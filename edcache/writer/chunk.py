@@ -23,7 +23,8 @@ class Chunk:
 
     samples: int64 [n]. rows: `format.ROW` [n] as in memory; offset counts from `data`, which holds the records at their
     alignment with zeros between, and schema in `schemas`. labels: a row for each record.
-    continues: the samples follow the last one that the archive has at the moment of publication.
+    continues: the samples follow the last one that the archive has at the moment of publication. maker: of a part,
+    see `Header.maker`; "" of a chunk that counts at once.
     """
 
     samples: Ints
@@ -32,6 +33,7 @@ class Chunk:
     schemas: list[str]
     data: memoryview | bytes
     continues: bool = False
+    maker: str = ""
 
     @classmethod
     def of(
@@ -51,7 +53,7 @@ class Chunk:
         rows = table.rows.copy()
         rows["offset"] -= np.uint64(start)
         data = file.pread(start, header.payload_end - start)
-        return cls(table.samples, rows, table.labels, list(table.schemas), data)
+        return cls(table.samples, rows, table.labels, list(table.schemas), data, maker=header.maker)
 
     @property
     def count(self) -> int:
@@ -69,7 +71,8 @@ class Chunk:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.
-        return Chunk, (self.samples, self.rows, self.labels, self.schemas, bytes(self.data), self.continues)
+        parts = self.samples, self.rows, self.labels, self.schemas, bytes(self.data)
+        return Chunk, (*parts, self.continues, self.maker)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Chunk:
         """Leave out the records that are False in `kept`, bool [n]."""
@@ -80,7 +83,7 @@ class Chunk:
         pieces = (self.data[at:end] for at, end in extents)
         labels = take_rows(self.labels, np.flatnonzero(kept))
         chunk = Chunk.of(self.samples[kept], rows, labels, self.schemas, pieces)
-        return replace(chunk, continues=self.continues)
+        return replace(chunk, continues=self.continues, maker=self.maker)
 
 
 def aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int]]:

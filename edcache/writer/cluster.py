@@ -14,6 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure, Head
 from edcache.writer.chunk import Chunk
@@ -61,7 +63,9 @@ class Cluster(BatchEngine):
 
     def submit(self, indices: list[int]) -> Pending:
         """Submit a task."""
-        job = replace(self._job, spec=self._job.spec.of(indices))
+        job, todo = self._job, self._job.todo
+        own = None if todo is None else todo._replace(samples=np.array(indices))
+        job = replace(job, spec=job.spec.of(indices), keyed=None, todo=own)
         try:
             future = self._executor.submit(encode_samples, job, indices)
         except RuntimeError as failure:  # a process of it died between two tasks, or it was shut down

@@ -60,11 +60,11 @@ class _Worker:
     is_late: bool = False
 
 
-def crew_size(job: Job) -> int:
-    """Return the number of worker processes for a fill; 0 if this process is to compute."""
+def crew_size(job: Job, count: int) -> int:
+    """Return the number of worker processes that fill a number of samples; 0 if this process is to compute."""
     if job.options.executor is not None or multiprocessing.current_process().daemon:
         return 0  # a daemonic process, such as a DataLoader's worker, may not start others
-    workers = min(worker_count(job.options.num_workers), -(-job.length // job.head.claim_size))
+    workers = min(worker_count(job.options.num_workers), -(-count // job.head.claim_size))
     return workers if job.options.timeout is None else max(1, workers)
 
 
@@ -198,7 +198,7 @@ class Crew:
         text = self._job.told(f"sample {index} {text}", index)
         failure = Failure(index, self._options.on_error == "skip_final", error, text, "")
         self._failures.append(failure.message)
-        self._appender.amend(failed=[failure.to_json()])
+        self._appender.note_failures([failure], self._job.maker)
 
     def _stop(self) -> None:
         """End the workers: politely, so that they publish, then by force; a second interrupt at once."""

@@ -128,7 +128,7 @@ class Here(BatchEngine):
 
     def is_interrupt(self, error: BaseException, indices: list[int]) -> bool:
         """True for an exception amid a batch that code of the user did not cause; see `writer/source.py`."""
-        return is_interrupt(error, self._job.index_in_source(indices[0]))
+        return is_interrupt(error, indices[0])
 
     def compute(
         self, indices: list[int], *, one_by_one: bool = False
@@ -209,18 +209,16 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     own_positions()
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
-    # The length counts different samples, and a source may repeat keys.
-    end = max(index + 1, min(job.length, index + (job.options.batch_size or job.head.claim_size)))
+    end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
     ways: list[Callable[[], Any]] = [
         lambda: next(samples_of(Here(job), [index], one_by_one=True)),
         lambda: next(samples_of(Here(job), [*range(index, end)])),
     ]
     if (stored is None or least > 1) and identity.held_generators(job.source):
         least = identity.FEW_DRAWS
-    described = job.source.dataset if job.is_part else job.source
-    before = identity.recipe_of(described) if stored is None else None
+    before = identity.recipe_of(job.source) if stored is None else None
     again = identity.recompute(ways[:least], job.head.codec, least, stored)
-    return again if before is None else again._replace(state=before.changed(identity.recipe_of(described)))
+    return again if before is None else again._replace(state=before.changed(identity.recipe_of(job.source)))
 
 
 def _each(made: Any) -> Iterator[Any]:

@@ -76,9 +76,12 @@ class EntryGroup:
         place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
         return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
 
-    def write_chunk(self, kind: int, chunk: Chunk, labels: pa.Table) -> Entry:
-        """Write the payload of a chunk. labels: as it has them, in the types that the archive needs."""
-        entry = self.entry(kind, f"chunks/{self._chain.cursor.number + len(self._entries):08d}")
+    def write_chunk(self, chunk: Chunk, labels: pa.Table) -> Entry:
+        """Write the payload of a chunk or part. labels: as it has them, in the types that the archive needs."""
+        number = f"{self._chain.cursor.number + len(self._entries):08d}"
+        is_part = bool(chunk.maker)
+        name = f"parts/{number}-{chunk.maker}" if is_part else f"chunks/{number}"
+        entry = self.entry(format.PART if is_part else format.CHUNK, name)
         uuid = self._chain.head.uuid
         table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, uuid, entry.place.offset)
         for part in (table, bytes(-len(table) % 64), chunk.data):

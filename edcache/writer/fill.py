@@ -2,9 +2,9 @@
 
 fill                  with a first sample for a new archive (spot.py); then by the kind of the source:
     fill_stream         a source that can only be iterated (stream.py)
-    fill_keyed          a source with keys (refill.py); it has the new samples filled by `_fill_and_seal`
     _fill_and_seal      any other source
-_filled_once          looks for missing samples (`loop.Presence`), has them computed, and seals the archive:
+_filled_once          looks for missing samples (`loop.Presence`; with keys refill.py lists them first), has them
+                      computed, and seals the archive, with keys in the order of the source:
     Crew.run            by worker processes, each with a loop of its own (crew.py)
     FillLoop.run        by this process with an engine: itself, an executor or a device (loop.py, engine.py)
 """
@@ -21,15 +21,13 @@ import numpy as np
 
 from edcache import base, format, storage
 from edcache.format import Head
-from edcache.identity import Keyed
-from edcache.writer import temporary
+from edcache.writer import refill, temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
 from edcache.writer.engine import engine_of
 from edcache.writer.job import Job, errors_with, outcome
 from edcache.writer.loop import FAILED, FillLoop, Presence
 from edcache.writer.match import check_length
-from edcache.writer.refill import fill_keyed
 from edcache.writer.seal import seal
 from edcache.writer.source import is_stream
 from edcache.writer.spot import check_before, with_first_sample
@@ -40,7 +38,7 @@ logger = logging.getLogger("edcache")
 _LOOK_SECONDS = 0.2
 
 
-def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None:
+def fill(job: Job, *, rebuild: bool = False) -> None:
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
@@ -48,7 +46,6 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             a process that has the old archive open keeps reading it. If several processes rebuild at once, one
             fills the new archive. The others wait for it, and open it.
-        keyed: keys of the samples of the source, if it names them.
     Raises:
         SourceError: the source raised, hung, or killed its workers; calling again continues there. Or workers end, and
             no sample is to blame.
@@ -58,13 +55,10 @@ def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None
 
     After any of these, everything computed before is published.
     """
+    run = _fill_and_seal
     if is_stream(job.source):
         check_stream_workers(job)
         run = fill_stream
-    elif keyed is not None:
-        run = partial(fill_keyed, keyed=keyed, fill=_fill_and_seal)
-    else:
-        run = _fill_and_seal
     if rebuild or _head_of(job.path) is None:
         job = with_first_sample(job)
     if rebuild:
@@ -113,21 +107,28 @@ def _fill_and_seal(job: Job) -> None:
 def _filled_once(job: Job) -> int:
     """Compute the missing samples, and seal the archive; return the number of samples that failed meanwhile."""
     with closing(job.open()) as appender:
-        job = replace(job, since=appender.chain.cursor.number)
-        presence = Presence(appender, job.length, job.since)
-        if presence.count:
+        job, known, keyed = replace(job, since=appender.chain.cursor.number), None, job.keyed
+        if keyed is not None:
+            if refill.is_done(appender.chain, keyed):
+                return 0
+            job, known = refill.begun(job, keyed, appender)
+        presence = Presence(appender, job.length, job.since, job.todo)
+        total = len(presence.state)
+        if known is not None:
+            check_before(job, *known)
+        elif presence.count:
             check_before(job)
 
         def ending(goes_on: bool = True) -> str:
             with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
                 presence.update()
-            return job.told(outcome(job.path, presence.count, job.length, goes_on, job.told_samples))
+            return outcome(job.path, presence.count, total, goes_on, job.told_samples)
 
         if presence.missing:
             is_first = appender.claims.join_fillers()
             shown = base.Progress(job.name, job.options.progress, is_first=is_first)
-            with shown.begin(presence.count, job.length) as progress, errors_with(ending, job):
-                workers = crew_size(job)
+            with shown.begin(presence.count, total) as progress, errors_with(ending, job):
+                workers = crew_size(job, total)
                 if workers and appender.claims.can_lock:
                     Crew(job, workers, appender, partial(_show_published, appender, presence, progress)).run()
                 else:
@@ -139,21 +140,23 @@ def _filled_once(job: Job) -> int:
                     FillLoop(job, appender, presence, engine, progress.advance).run()
                 presence.update()
                 progress.failed = int(np.count_nonzero(presence.state == FAILED))
-            if job.order is None:
+            if keyed is None:
                 # Another process may have made it longer.
                 check_length(job.path, appender.chain.length, job.length)
             if presence.missing:
                 raise base.SourceError(
-                    f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}",
+                    f"{job.path}: {presence.missing:,} of {total:,} samples were not computed; {ending()}",
                     path=job.path,
                 )
         # In the order of the source also without a sample that failed: else others that it repeats were absent.
-        if presence.complete or job.order is not None:
-            seal(appender, order=job.order)
+        if keyed is not None and (job.maker or total < len(keyed)):
+            seal(appender, find_order=partial(refill.order_of, job, keyed, appender, presence))
+        elif presence.complete:
+            seal(appender)
         failed = int(np.count_nonzero(presence.state == FAILED))
         if failed and job.options.on_error != "raise":
-            text = f"{job.path}: {failed:,} of {job.length:,} {job.told_samples} failed"
-            logger.warning("%s; the dataset's `errors` tells why, filling again tries again", job.told(text))
+            text = f"{job.path}: {failed:,} of {total:,} {job.told_samples} failed"
+            logger.warning("%s; the dataset's `errors` tells why, filling again tries again", text)
         return failed
 
 

@@ -7,21 +7,28 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from edcache import base, identity, storage
+from edcache.base import Ints
 from edcache.format import KEY_COLUMN, Failure, Head, shown_key
-from edcache.identity import Difference, Recipe
+from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender, check_order
 from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.match import adopt_labels, check_length, check_origin
-from edcache.writer.seal import Order
 from edcache.writer.source import is_stream, text_of, traceback_of
 from edcache.writer.store import store_at
 
 _MOST_TRACEBACK: Final = 8_000
+
+
+class Todo(NamedTuple):
+    """Samples of a source that a fill computes, rising: int64 [n]; the mark of the parts that have them, "" for chunks."""
+
+    samples: Ints
+    maker: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,11 @@ class Job:
         source: has __len__ and __getitem__(int). head: of the archive, if it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
         name: of the archive as progress shows it; the path may be of a file that stands for it.
-        order: of the samples in the sealed archive; None for the order of the source.
+        keyed: keys of the samples, if the source names them. todo: samples to compute; None: all that the archive
+            lacks by their numbers.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
         recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
         found: difference from the recipe of the archive.
-        told_path: of the archive in messages, if `path` is its stage.
-        is_part: True if `source` is a Subset of the user's source, whose indices messages tell.
         again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
@@ -50,16 +56,16 @@ class Job:
     options: base.FillOptions = base.FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
     name: str = ""
-    order: Order | None = None
+    keyed: Keyed | None = None
+    todo: Todo | None = None
     suspects: frozenset[int] = frozenset()
-    told_path: str = ""
-    is_part: bool = False
     recipe: Recipe | None = None
     found: Difference = identity.SAME
     again: tuple[int, int, tuple[str, bytes] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"recipe": None}  # its arguments may be of this process
+        # Arguments of a recipe may be of this process; keys serve the one that seals.
+        return self.__dict__ | {"recipe": None, "keyed": None}
 
     @property
     def length(self) -> int:
@@ -68,27 +74,27 @@ class Job:
         return self.head.length
 
     def told(self, text: str, index: int | None = None) -> str:
-        """Name in a message the archive by its path, and a sample by its key and its index in the user's source."""
-        text = text.replace(self.path, self.told_path or self.path)
+        """Name a sample in a message by its key and its index."""
         keys = self.spec.sources.get(KEY_COLUMN)
         if index is None or not isinstance(keys, OfIndex):
             return text
-        name = f"{self.index_in_source(index)} (key {shown_key(keys.at(index))})"
+        name = f"{index} (key {shown_key(keys.at(index))})"
         return re.sub(rf"\b(sample|index) {index}\b", lambda found: f"{found[1]} {name}", text, count=1)
 
     @property
     def told_samples(self) -> str:
         """Name the samples of this job in messages."""
-        return "new samples" if self.told_path else "samples"
+        return "new samples" if self.maker else "samples"
 
-    def index_in_source(self, index: int) -> int:
-        """Return the index of a sample in the user's source."""
-        return int(self.source.indices[index]) if self.is_part else index
+    @property
+    def maker(self) -> str:
+        """Mark of the parts that it stores; "" if it stores chunks."""
+        return "" if self.todo is None else self.todo.maker
 
-    def open(self, *, any_length: bool = False) -> Appender:
+    def open(self) -> Appender:
         """Open the archive, or make it. If the source is longer and `grow` allows it, the archive gets its length.
 
-        any_length: True neither compares nor changes the length.
+        With keys the length is neither compared nor changed.
         Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
         StaleArchiveError, another process gave its samples another order since this fill began.
         """
@@ -97,7 +103,8 @@ class Job:
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
-            if self.head.length is not None and not any_length:
+            has_keys = self.keyed is not None or self.todo is not None
+            if self.head.length is not None and not has_keys:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
@@ -147,8 +154,9 @@ class Job:
             adopt_labels(head, self.spec, self.path),
             self.chunk_size,
             failure_of=self.failure_of if keeps_failures else None,
-            label_schema=None if appender is None else appender.label_schema(),
+            label_schema=None if appender is None else appender.label_schema(self.maker),
             seconds=seconds,
+            maker=self.maker,
         )
 
     @property
@@ -183,8 +191,6 @@ def errors_with(outcome: Callable[[bool], str], job: Job | None = None) -> Itera
         text = f"{error}; {outcome(goes_on)}"
         if job is not None:
             text = job.told(text, error.index)
-            error.path = job.told_path if error.path == job.path and job.told_path else error.path
-            error.index = None if error.index is None else job.index_in_source(error.index)
         error.args = (text, *error.args[1:])
         raise
 

@@ -30,17 +30,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
-from edcache.base import EdcacheError
+from edcache.base import EdcacheError, Ints
 from edcache.format import Failure
-from edcache.writer.appender import Appender
+from edcache.writer.appender import Appender, other_order
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import BatchEngine, MadeSamples, Pending
-from edcache.writer.job import Job
+from edcache.writer.job import Job, Todo
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
 # it is to be computed again. FAILED: this fill failed at it. ABSENT: for good. PRESENT: it has a record.
@@ -56,56 +56,92 @@ _BATCH_SECONDS: Final = 0.02
 
 
 class Presence:
-    """State of each sample of an archive, with the entries of all processes.
+    """State of each sample that a fill is to compute, with the entries of all processes.
 
     Args:
-        since: failures of entries before this number are tried again.
+        length: samples of the source. since: failures of entries before this number are tried again.
+        todo: samples of the fill; None: all. In the parts of a maker they have the numbers of the source.
     Attributes:
-        state: uint8 [length], the states above. count: samples with a record.
+        state: uint8 [n], the states above, of the samples of the fill in their order. count: samples with a record.
     """
 
-    def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
+    def __init__(self, appender: Appender, length: int, since: int = 0, todo: Todo | None = None) -> None:
         self._appender = appender
         self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = 0
-        self.state = np.full(length, MISSING, np.uint8)
+        self._todo, self._maker = (None, "") if todo is None else todo
+        self.state = np.full(length if self._todo is None else len(self._todo), MISSING, np.uint8)
         self.count = 0
         root = appender.chain.root
-        if root is not None:
-            present = appender.present_at_seal()[:length]
-            self.state[: len(present)][present] = PRESENT
+        self._index = None if root is None else root.index
+        if root is not None and not self._maker:
+            self._take(np.flatnonzero(appender.present_at_seal()))
             self._chunks = root.chunks
-            self.count = int(np.count_nonzero(present))
         self.update()
 
     def update(self) -> int:
-        """Take in the entries published since the last call; returns the number of new samples."""
+        """Take in the entries published since the last call; returns the number of new samples.
+
+        Raises: StaleArchiveError, another process has sealed the archive, and the parts before count no more.
+        """
         self._appender.catch_up()
         chain = self._appender.chain
+        if self._maker and chain.root is not None and chain.root.index != self._index:
+            raise other_order(chain.where)
         if chain.cursor.number == self._entries:
             return 0
         known, self._entries = self._entries, chain.cursor.number
-        for index, (entry, failure) in chain.failures.items():
-            if entry >= known and index < len(self.state) and self.state[index] != PRESENT:
-                self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED
-        indices = self._appender.indices_of(chain.chunks[self._chunks :])
-        self._chunks = len(chain.chunks)
-        indices = indices[indices < len(self.state)]
+        for index, (entry, failure) in self._failures().items():
+            for place in self._places(np.array([index])).tolist() if entry >= known else ():
+                if self.state[place] != PRESENT:
+                    is_new = entry >= self._since
+                    self.state[place] = ABSENT if failure.final else FAILED if is_new else RETRIED
+        chunks = chain.parts if self._maker else chain.chunks
+        new = [one for one in chunks[self._chunks :] if one.maker == self._maker]
+        self._chunks = len(chunks)
+        return self._take(self._appender.indices_of(new))
+
+    def _failures(self) -> Mapping[int, tuple[int, Failure]]:
+        chain = self._appender.chain
+        return chain.part_failures.get(self._maker, {}) if self._maker else chain.failures
+
+    def _take(self, samples: Ints) -> int:
+        """Note that samples have a record; returns the number of new ones."""
+        places = self._places(samples)
         # Counted by the new ones: a chunk costs no pass over all samples.
-        new = np.unique(indices[self.state[indices] != PRESENT])
+        new = np.unique(places[self.state[places] != PRESENT])
         self.state[new] = PRESENT
         self.count += len(new)
         return len(new)
 
+    def _places(self, samples: Ints) -> Ints:
+        """Find samples among the ones of the fill; others are left out."""
+        if self._todo is None:
+            return samples[samples < len(self.state)]
+        places = np.searchsorted(self._todo, samples)
+        places, samples = places[places < len(self._todo)], samples[places < len(self._todo)]
+        return places[self._todo[places] == samples]
+
+    def _samples(self, places: Ints) -> Ints:
+        return places if self._todo is None else self._todo[places]
+
     def has(self, index: int) -> bool:
         """True if a sample has a record."""
-        return bool(self.state[index] == PRESENT)
+        return bool(np.all(self.state[self._places(np.array([index]))] == PRESENT))
+
+    def held(self) -> Ints:
+        """List the samples of the fill that have a record: int64 [k]."""
+        return self._samples(np.flatnonzero(self.state == PRESENT))
+
+    def failures(self) -> dict[int, Failure]:
+        """Return the failures of samples by their number in the source; a record may follow."""
+        return {index: failure for index, (_, failure) in self._failures().items()}
 
     def lacking(self, chunk: Chunk) -> Chunk:
         """Leave out of a chunk the records of samples that have one in the archive now, of any process."""
         self.update()
-        return chunk.only(self.state[chunk.samples] != PRESENT)
+        return chunk.only(self.state[self._places(chunk.samples)] != PRESENT)
 
     @property
     def missing(self) -> int:
@@ -116,7 +152,7 @@ class Presence:
         """Indices to compute in `count` claims from `claim` on."""
         start = claim * self._claim_size
         missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED) + start
-        indices: list[int] = missing.tolist()
+        indices: list[int] = self._samples(missing).tolist()
         return indices
 
     @property

@@ -164,8 +164,8 @@ class Aside:
         found = format.later_headers(file.pread, file.next_data, format.PAGE, file.size(), uuid)
         headers = [one for at, one in found if at == one.offset and one.payload_end <= file.size()]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
-        plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
         samples = [one for one in headers if one.kind in (format.CHUNK, format.PART)]
+        plain = [one for one in samples if one.number < first_root]
         # A root may name records that no chunk names any more.
         self._is_all = plain == samples and format.read_root(file.pread, file.size(), file.path) is None
         self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]

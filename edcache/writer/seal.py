@@ -12,8 +12,8 @@ Steps, and what a process finds that opens the file after a kill behind each:
 Between 3 and 5 readers walk the chain, and the next writer completes the end (`Appender._mend_end`). With
 sync="never" the syncs do nothing, and the root says so.
 
-The group has all or nothing: samples that come with a new order of the archive are *parts* of it, so no reader sees
-them beside the old order. A seal after growth is a whole new group behind the old one: the bytes of the old index,
+The group has all or nothing. Samples that come with a new order of the archive stand before it as *parts*, whose records
+no reader counts before the rows of this group name them. A seal after growth is a whole new group behind the old one: the bytes of the old index,
 keys, root and directory stay. To punch them out of the file would need to know that no process has them mapped, and a
 reader, which may be on a read-only file system or another host, takes no lock; so a rewrite alone gives them back. A
 change of labels of a sealed archive is a group too, with columns and a root that names the old index.
@@ -27,7 +27,7 @@ payloads of its group; that the index of a root names a record that no chunk or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -38,7 +38,6 @@ from edcache import format
 from edcache.base import ArchiveError, Ints, LabelError
 from edcache.format import Chain, Column, Contents, Failure, Header, KeysPlace, Root, pa
 from edcache.writer.appender import Appender
-from edcache.writer.chunk import Chunk
 from edcache.writer.entry_group import EntryGroup, linked
 
 
@@ -59,28 +58,34 @@ class Order(NamedTuple):
 
     samples: int64 [n]. samples[i] is the stored sample that becomes sample i, -1 for a gap. A stored sample may appear
         twice, or not at all.
+    failures: of the gaps, by their new numbers.
+    parts: with samples that the order names; `Contents` numbers them behind the stored ones.
     fingerprint: of the source that has this order; None at the first seal, for the source that the archive was begun
         for.
-    parts: chunks of new samples, numbered behind the stored ones; the group of the seal has them.
-    failures: of stored samples and of new ones, which have no record.
     """
 
     samples: Ints
-    fingerprint: dict[str, Any] | None
-    parts: Iterable[Chunk] = ()
     failures: Sequence[Failure] = ()
+    parts: Sequence[Header] = ()
+    fingerprint: dict[str, Any] | None = None
 
 
-def seal(appender: Appender, change: LabelChange | None = None, order: Order | None = None) -> None:
+def seal(
+    appender: Appender,
+    change: LabelChange | None = None,
+    find_order: Callable[[], Order | None] = lambda: None,
+) -> None:
     """Write index, labels, root and zip directory behind the chain; nothing if they are there.
 
-    change: of labels. order: of the samples; None: as in the chain.
+    change: of labels. find_order: called under the append lock, when no process can publish; finds the order of the
+        samples, or None to leave them as in the chain.
     Cost: reads the table of each chunk that the last root does not know, for the rows and for each label column. Takes
     some 150 MB of memory, and as much as `format.WINDOW` labels of a column; with keys or an order, all keys and rows.
     """
     with appender.appending():
+        order = find_order()
         is_other = order is not None and order.fingerprint is not None
-        if not appender.chain.sealed or change is not None or is_other:
+        if not appender.chain.is_settled or change is not None or is_other:
             _seal(appender, change or LabelChange(), order)
 
 
@@ -92,7 +97,7 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
     """
     with appender.appending():
         root = appender.chain.root
-        if root is None or not appender.chain.sealed:
+        if root is None or not appender.chain.is_settled:
             raise ArchiveError(
                 f"{appender.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
                 "CachedDataset(source, path) or warmup()",
@@ -109,14 +114,14 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
     group = EntryGroup(file, chain)
     start = chain.cursor.offset
     with appender.giving_back_space():
-        parts = [] if order is None else _write_parts(appender, group, order.parts)
+        parts = () if order is None else order.parts
         contents = Contents(chain, file.pread, appender.table, parts=parts)
         samples = None if order is None else order.samples
-        if chain.sealed and order is None:
+        if chain.is_settled and order is None:
             assert chain.root is not None
-            root = chain.root
+            root = replace(chain.root, chunks=len(chain.chunks))
         else:
-            root = _indexed(chain, contents, group, order, len(parts))
+            root = _indexed(chain, contents, group, order)
         if order is not None and order.fingerprint is not None:
             root = replace(root, fingerprint=order.fingerprint)
         labels, keys = _written_labels(appender, change, contents, root, group, samples)
@@ -142,24 +147,10 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
     appender.sync()
 
 
-def _write_parts(appender: Appender, group: EntryGroup, chunks: Iterable[Chunk]) -> list[Header]:
-    """Write chunks as parts of a group; returns headers that tell where they are."""
-    parts, known = [], appender.label_schema()
-    for chunk in chunks:
-        labels = appender.joinable(chunk.labels, known)
-        parts.append(group.header(group.write_chunk(format.PART, chunk, labels)))
-        known = labels.schema
-    return parts
-
-
-def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order | None, parts: int) -> Root:
-    """Write the index; returns its root, without label columns. parts: their number."""
-    failures = {index: failure for index, (_, failure) in chain.failures.items()}
-    if order is not None:
-        failures |= {failure.index: failure for failure in order.failures}
-    if order is not None and failures:
-        samples = enumerate(order.samples.tolist())
-        failures = {i: replace(failures[k], index=i) for i, k in samples if k in failures}
+def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order | None) -> Root:
+    """Write the index; returns its root, without label columns."""
+    known = [one for _, one in chain.failures.values()] if order is None else order.failures
+    failures = {failure.index: failure for failure in known}
     present, is_plain, extremes = 0, True, []
     index = group.entry(format.INDEX, "index.rows")
     salt = format.salt(chain.head.uuid, index.place.offset)
@@ -181,7 +172,7 @@ def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order |
         head=chain.head,
         length=length,
         present=present,
-        chunks=len(chain.chunks) + parts,
+        chunks=len(chain.chunks),
         schemas=contents.schemas,
         index=index.place,
         dropped=() if chain.root is None else chain.root.dropped,
@@ -230,7 +221,7 @@ def _written_labels(
         if name == format.KEY_COLUMN:
             keys = None if table is None else table.write(group)
 
-    if not appender.chain.sealed or order is not None:
+    if not appender.chain.is_settled or order is not None:
         for name in contents.schema.names:
             if name not in change.dropped and name not in given:
                 known = contents.columns.get(name)
@@ -254,7 +245,7 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
 
 
 def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
-    """Mark the samples of an order that have a number in the chain: no gap, and none that failed behind all others."""
+    """Mark the samples of an order that have a number in the chain: no gap."""
     return (samples >= 0) & (samples < length)
 
 

@@ -338,6 +338,6 @@ def _as_a_fill_does(job: Job, index: int, least: int, stored: _Record | None = N
             raise SourceError(f"a task raised {type(error).__name__}: {error}") from error
         made: Recomputed = task.result()
         return made
-    if not is_stream(job.source) and crew_size(job):
+    if not is_stream(job.source) and crew_size(job, job.length):
         return compute_apart(replace(job, again=(index, least, stored)))
     return compute_again(job, index, least, stored)

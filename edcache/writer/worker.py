@@ -54,7 +54,7 @@ def work(job: Job, report: Any, slot: int, number: int, results: Any) -> None:
             return
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
-            presence = Presence(appender, job.length, job.since)
+            presence = Presence(appender, job.length, job.since, job.todo)
             FillLoop(job, appender, presence, engine).run()
     except Stopped:
         message = watch.index

@@ -73,16 +73,17 @@ def walk(path: str | Path) -> Archive:
     names, length, chunks = [name for name, _ in said["labels"]], said["length"] or 0, 0
     found, seen = Archive(0, {}, {}, {name: {} for name in names}, {}), set[bytes]()
     lost = _lost(rest)
-    assert lost <= {entry.fields["number"] for entry in rest if entry.fields["kind"] == CHUNK}
+    assert lost <= {entry.fields["number"] for entry in rest if entry.fields["kind"] in (CHUNK, PART)}
     for entry in rest:
         if entry.fields["number"] in lost:
             continue
         if entry.fields["kind"] == NOTE:
             note = json.loads(entry.payload)
-            assert {*note} <= {"length", "fingerprint", "failed", "lost", "more"}
+            assert {*note} <= {"length", "fingerprint", "failed", "maker", "lost", "more"}
             assert type(note.get("more", {})) is dict
             length = note.get("length") or length
-            found.failed.update({index: why for index, *why in note.get("failed", [])})
+            if "maker" not in note:
+                found.failed.update({index: why for index, *why in note.get("failed", [])})
         elif entry.fields["kind"] == CHUNK:
             chunks += 1
             _take_chunk(found, entry, data, names)
@@ -156,10 +157,10 @@ def entries(path: str | Path) -> list[Entry]:
     data, found, group = Path(path).read_bytes(), list[Entry](), list[Entry]()
     while (entry := _entry(data, [*found, *group])) is not None:
         kind = entry.fields["kind"]
-        if (kind == HEAD) != (not found) or (group and kind in (CHUNK, NOTE)):
+        if (kind == HEAD) != (not found) or (group and kind in (CHUNK, NOTE, PART)):
             break
         group.append(entry)
-        if kind in (HEAD, CHUNK, NOTE, ROOT):
+        if kind in (HEAD, CHUNK, NOTE, PART, ROOT):
             found, group = found + group, []
     assert found, "no head"
     lost = _lost(found)
@@ -200,8 +201,9 @@ def _entry(data: bytes, before: list[Entry]) -> Entry | None:
     assert (private, private_nbytes, f["version"]) == (0x6465, nbytes - 54 - n, 3)
     assert not any(header[146 + n : nbytes])
     chunk = f"chunks/{len(before):08d}"
-    names = NAMES | {CHUNK: chunk, PART: chunk, NOTE: f"notes/{len(before):08d}"}
-    assert f["kind"] == COLUMN or f["name"] == names[f["kind"]]
+    names = NAMES | {CHUNK: chunk, NOTE: f"notes/{len(before):08d}"}
+    is_part = f["kind"] == PART and f["name"].startswith(f"parts/{len(before):08d}-")
+    assert is_part or f["kind"] == COLUMN or f["name"] == names[f["kind"]]
     assert f["table_nbytes"] <= payload_nbytes
     least = -(-end // 4096) * 4096
     assert f["next"] == least or (f["kind"] == ROOT and f["next"] > least and f["next"] % 4096 == 0)
