@@ -114,7 +114,8 @@ def _keyed(path: Path) -> None:
     with _writer(path, in_memory_keys={"label": "label", "key": "label"}) as w:
         w.extend(samples.fixed(i) for i in range(10))
     appender = Appender.open(path, Reader(path).head, mode="a", sync="never")
-    seal(appender, order=Order(np.array(samples.KEYED), {"keys": "in another order"}))
+    order = Order(np.array(samples.KEYED), fingerprint={"keys": "in another order"})
+    seal(appender, find_order=lambda: order)
     appender.close()
 
 
@@ -137,12 +138,12 @@ def _parts(path: Path) -> None:
         with _appender(path) as appender:
             if first == 8:
                 appender.append(_chunk(appender.head, 7, [samples.fixed(7)]))
-            parts = [
-                _chunk(appender.head, first, [samples.fixed(first), samples.fixed(first + 1)]),
-                _chunk(appender.head, first + 3, [samples.fixed(first + 3)]),
-            ]
-            failures = [format.Failure(first + 2, True, *samples.FAILED[4])]
-            seal(appender, order=Order(np.array(order), {"keys": f"order {first}"}, parts, failures))
+            for numbers in (range(first, first + 2), range(first + 3, first + 4)):
+                part = _chunk(appender.head, 0, [samples.fixed(number) for number in numbers])
+                appender.append(replace(part, maker=f"how-{first}"))
+            failures = [format.Failure(i, True, *samples.FAILED[4]) for i, one in enumerate(order) if one < 0]
+            made = Order(np.array(order), failures, appender.chain.parts, {"keys": f"order {first}"})
+            seal(appender, find_order=lambda made=made: made)
 
 
 def _more(path: Path) -> None:

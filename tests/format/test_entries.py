@@ -292,27 +292,35 @@ def test_a_walk_raises_at_an_entry_that_a_later_release_wrote(changes, what, is_
     assert raised.value.path == "a.zip"
 
 
-def test_parts_count_with_the_root_of_their_group_alone():
+def test_parts_count_by_the_rows_of_a_later_root_alone():
     archive = Archive(["y"])
     one = archive.chunk([0], labels=pa.table({"y": [4]}))
     alone = archive.walked()
     parts = [archive.chunk([k], labels=pa.table({"y": [k + 4]}), kind=format.PART) for k in (1, 2)]
-    assert (archive.walked(), archive.chain().chunks) == (alone, [one])
+    chain = archive.chain()
+    assert archive.walked() == [*alone, *([part] for part in parts)]
+    assert (chain.chunks, chain.behind, chain.parts, chain.end_index) == ([one, *parts], [one], parts, 1)
     rows = [format.read_table(archive.pread, header, "a.zip").rows for header in archive.headers]
     order = np.concatenate([rows[2], rows[0]])
     root = archive.seal(order, ["a"], pa.table({"y": [6, 4]}), is_reordered=True)
-    assert archive.walked() == [*alone, archive.headers[1:]]
+    assert archive.walked() == [*alone, *([part] for part in parts), archive.headers[3:]]
     chain = archive.chain()
-    assert (chain.chunks, chain.behind, chain.root, chain.sealed) == ([one, *parts], [], root, True)
+    assert (chain.chunks, chain.behind, chain.parts) == ([one, *parts], [], [])
+    assert (chain.root, chain.sealed, chain.is_settled) == (root, True, True)
     assert (chain.end_index, root.chunks) == (2, 3)
+    waiting = archive.chunk([5], labels=pa.table({"y": [9]}), kind=format.PART)
+    chain = archive.chain()
+    assert (chain.parts, chain.sealed, chain.is_settled, chain.end_index) == ([waiting], False, True, 2)
 
 
-def test_a_chunk_does_not_come_between_the_parts_of_a_group_and_its_root():
+def test_a_part_does_not_come_between_the_entries_of_a_seal():
     archive = Archive()
-    archive.chunk([0], kind=format.PART)
-    archive.chunk([1])
+    archive.chunk([0])
+    alone = archive.walked()
+    archive.entry(format.INDEX, "index.rows", b"")
+    archive.chunk([1], kind=format.PART)
     archive.entry(format.ROOT, "root.json", b"")
-    assert archive.walked() == []
+    assert archive.walked() == alone
 
 
 def test_a_stale_entry_does_not_come_back_after_a_cut_and_a_new_append():

@@ -44,7 +44,8 @@ class Archive:
         samples = np.array(samples, np.int64)
         records = [b"record"] * len(samples) if records is None else records
         labels = pa.table({}) if labels is None else labels
-        name = f"chunks/{self.cursor.number:08d}"
+        number = f"{self.cursor.number:08d}"
+        name = f"parts/{number}-how-keys" if kind == format.PART else f"chunks/{number}"
         rows, data = np.zeros(len(samples), format.ROW), b""
         rows["schema"], rows["flags"], rows["nbytes"] = numbers, format.PRESENT, list(map(len, records))
         start = self.cursor.offset + format.header_nbytes(name)
