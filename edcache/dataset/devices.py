@@ -230,7 +230,7 @@ class DeviceEngine(BatchEngine):
         """Let a batch be read; one that has ended a process is neither read nor computed here."""
         if self._here.is_suspect(indices):
             return self._here.submit(indices)
-        self._waiting.append((indices, self._readers.begin(self._here.indices_in_root(indices))))
+        self._waiting.append((indices, self._readers.begin(indices)))
         return partial(self._result, indices)
 
     def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
@@ -247,7 +247,7 @@ class DeviceEngine(BatchEngine):
 
     def _arrive(self, indices: list[int], launched: list[tuple[Bucket, Arrive]]) -> MadeSamples:
         results = [(bucket, arrive()) for bucket, arrive in launched]
-        return counted(self._source.joined(self._here.indices_in_root(indices), results), len(indices))
+        return counted(self._source.joined(indices, results), len(indices))
 
     def _tried(
         self, step: Callable[[list[int], Before], After], indices: list[int], given: Before

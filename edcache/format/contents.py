@@ -72,7 +72,8 @@ class Contents:
         parts: that a seal to come will make count. Their samples get numbers behind all others, in the order of the
             parts and of their rows.
     Attributes:
-        length: of the dataset, and of the parts behind it, which have `part_count` samples. schemas: of the rows. schema: names and types of the label columns.
+        length: of the dataset, and of the parts behind it, which have `part_count` samples. schemas: of the rows.
+        schema: names and types of the label columns.
         columns: of the root, by name.
     Raises: CorruptArchiveError: there are too many schemas; at the first use of rows, the root's index fails its crc32.
         LabelError, as `joined_schema`.

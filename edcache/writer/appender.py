@@ -539,7 +539,7 @@ class Appender:
 
 
 def made_alike(one: str, other: str) -> bool:
-    """True if the mark of a part is of samples that are made as another mark says; a fill that compares nothing takes any.
+    """True if two parts have samples that are made alike, by the marks of both; a fill that compares nothing takes any.
 
     The first half of a mark tells how samples are made, the second their keys (writer/refill.py).
     """

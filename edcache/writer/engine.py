@@ -35,11 +35,9 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.source import (
     batches_of,
-    indices_in_root,
     is_interrupt,
     is_stream,
     refusal,
-    root_of,
     text_of,
 )
 
@@ -118,10 +116,6 @@ class Here(BatchEngine):
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
 
-    def indices_in_root(self, indices: list[int]) -> list[int]:
-        """Return indices of the source that a Subset has, at any depth."""
-        return indices_in_root(self._job.source, indices)
-
     def is_suspect(self, indices: list[int]) -> bool:
         """True if a batch that began with one of these indices has ended its process: they are computed one by one."""
         return not self._job.suspects.isdisjoint(indices)
@@ -174,7 +168,7 @@ def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngin
     slot: number of the process in its crew, by which the source chooses a device.
     """
     here = Here(job, watch)
-    own = getattr(root_of(job.source), "__edcache_engine__", None)
+    own = getattr(job.source, "__edcache_engine__", None)
     engine: BatchEngine | None = None if own is None else own(here, slot)
     return here if engine is None else engine
 

@@ -25,7 +25,7 @@ _MOST_TRACEBACK: Final = 8_000
 
 
 class Todo(NamedTuple):
-    """Samples of a source that a fill computes, rising: int64 [n]; the mark of the parts that have them, "" for chunks."""
+    """Samples of a source that a fill computes: int64 [n], rising. maker: mark of their parts; "" for chunks."""
 
     samples: Ints
     maker: str = ""

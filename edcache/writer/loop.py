@@ -70,7 +70,8 @@ class Presence:
         self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = 0
-        self._todo, self._maker = (None, "") if todo is None else todo
+        self._todo: Ints | None = None if todo is None else todo.samples
+        self._maker = "" if todo is None else todo.maker
         self.state = np.full(length if self._todo is None else len(self._todo), MISSING, np.uint8)
         self.count = 0
         root = appender.chain.root
@@ -120,8 +121,10 @@ class Presence:
         if self._todo is None:
             return samples[samples < len(self.state)]
         places = np.searchsorted(self._todo, samples)
-        places, samples = places[places < len(self._todo)], samples[places < len(self._todo)]
-        return places[self._todo[places] == samples]
+        is_inside = places < len(self._todo)
+        places, samples = places[is_inside], samples[is_inside]
+        found: Ints = places[self._todo[places] == samples]
+        return found
 
     def _samples(self, places: Ints) -> Ints:
         return places if self._todo is None else self._todo[places]

@@ -1,16 +1,16 @@
 """Fill an archive from a source with keys: samples that it lacks are computed, and it gets the order of the source.
 
-    first fill     chunks, whose samples have the indices of the source: readers see them at once. A sample that equals
-                   one before it is not computed; the seal gives it the row of that one
-    later fills    parts, each with the mark of its maker (`Header.maker`): readers see the old state. The seal names the
-                   records of parts, of this fill and of fills that were killed, in the order of the source
+    first fill     chunks, whose samples have the indices of the source: readers see them at once. A sample that
+                   equals one before it is not computed; the seal gives it the row of that one
+    later fills    parts, each with the mark of its maker (`Header.maker`): readers see the old state. The seal names
+                   the records of parts, of this fill and of fills that were killed, in the order of the source
 
 `begun` looks keys and versions up once, and lists the samples to compute; `FillLoop` computes them as of any source, so
 that processes that fill from one source share them. `order_of` looks them up again under the append lock.
 
-A mark has two halves: of what makes the samples, and of the keys. Parts with the same halves number their samples by the
-same source. Samples of parts that differ in the second half are found by key; parts that differ in the first are passed
-over, since their samples may be other ones.
+A mark has two halves: of what makes the samples, and of the keys. Parts with one mark number their samples by one
+source. Samples of parts that differ in the second half are found by key. Parts that differ in the first half are
+passed over, since their samples may be other ones.
 
 What must never happen: that a reader sees samples of the new order beside the old one; that a sample is taken over that
 other code or another setting made.

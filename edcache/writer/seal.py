@@ -12,11 +12,12 @@ Steps, and what a process finds that opens the file after a kill behind each:
 Between 3 and 5 readers walk the chain, and the next writer completes the end (`Appender._mend_end`). With
 sync="never" the syncs do nothing, and the root says so.
 
-The group has all or nothing. Samples that come with a new order of the archive stand before it as *parts*, whose records
-no reader counts before the rows of this group name them. A seal after growth is a whole new group behind the old one: the bytes of the old index,
-keys, root and directory stay. To punch them out of the file would need to know that no process has them mapped, and a
-reader, which may be on a read-only file system or another host, takes no lock; so a rewrite alone gives them back. A
-change of labels of a sealed archive is a group too, with columns and a root that names the old index.
+The group has all or nothing. Samples that come with a new order of the archive stand before it as *parts*, whose
+records no reader counts before the rows of this group name them. A seal after growth is a whole new group behind the
+old one: the bytes of the old index, keys, root and directory stay. To punch them out of the file would need to know
+that no process has them mapped, and a reader, which may be on a read-only file system or another host, takes no lock;
+so a rewrite alone gives them back. A change of labels of a sealed archive is a group too, with columns and a root that
+names the old index.
 
 Rows are merged window by window, and labels column by column (format/contents.py); an order, and keys, need all of
 them in memory.

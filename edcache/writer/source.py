@@ -165,7 +165,7 @@ def refusal(error: BaseException, index: int, path: str, source: Any) -> base.So
 
     A source whose `__getitem__` is not the user's own says in `__edcache_raiser__` whose code it runs.
     """
-    raiser = getattr(root_of(source), "__edcache_raiser__", "the source")
+    raiser = getattr(source, "__edcache_raiser__", "the source")
     refused = base.SourceError(
         f"{path}: {raiser} raised at index {index}: {type(error).__name__}: {text_of(error)}",
         path=path,

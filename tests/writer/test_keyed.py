@@ -23,7 +23,6 @@ import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, OptionError, StaleCacheError
 from edcache.errors import CorruptArchiveError, MissingSampleError, UnknownLabelError
 from edcache.reader import Reader
-
 from tests.conformance import reference
 from tests.kit.damage import flipped
 from tests.kit.likeness import same
@@ -782,7 +781,6 @@ def test_a_kill_at_any_moment_of_a_refill_leaves_the_old_state_or_the_new(tmp_pa
             file.write_bytes(data)
         names, length = read()
         states[tuple(names), length] += 1  # KeyError: it is neither
-        is_new = length == 7
         parts = [one.payload for one in reference.entries(path) if one.fields["kind"] == reference.PART]
         kept = sum(int.from_bytes(payload[:8], "little") for payload in parts)
         take_calls(log)
