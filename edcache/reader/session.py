@@ -179,6 +179,12 @@ class Session:
         return self.chain.origin if self._root is None else self._root.origin
 
     @property
+    def numbered_by(self) -> Place | None:
+        """Place of the index that gave samples their numbers last; None before the first seal."""
+        root = self.chain.root if self._root is None else self._root
+        return None if root is None else root.index
+
+    @property
     def declared_length(self) -> int | None:
         """Samples of the dataset; None for an archive that was written without one."""
         has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)

@@ -336,17 +336,13 @@ class Appender:
         """Return the samples of chunks, in their order: int64 [n], a copy; reads their tables."""
         return np.concatenate([np.empty(0, np.int64), *(self.table(header).samples for header in chunks)])
 
-    def parts(self, maker: str) -> list[Header]:
-        """List the parts that wait for a root, and whose samples are made as these: for any keys."""
-        return [one for one in self.chain.parts if made_alike(one.maker, maker)]
-
     def label_schema(self, maker: str = "") -> pa.Schema | None:
         """Names and types of the label columns that chunks have; None if nothing is published yet.
 
         maker: of parts, whose types count too.
         """
         chain = self.chain
-        last_part = next((one for one in reversed(chain.parts) if made_alike(one.maker, maker)), None)
+        last_part = next((one for one in reversed(chain.parts) if _are_alike(one.maker, maker)), None)
         if last_part is not None or chain.behind:
             # In types that hold the values of all chunks before it.
             header = chain.behind[-1] if last_part is None else last_part
@@ -426,7 +422,7 @@ class Appender:
         schema = format.joined_schema(known, labels.schema, self.path)
         for name, old, new in zip(known.names, known.types, schema.types, strict=True):
             if format.is_widened(old, new):
-                parts = self.parts(chunk.maker)
+                parts = waiting_parts(self.chain, chunk.maker)
                 contents = Contents(self.chain, self.file.pread, self.table, parts=parts)
                 column = pa.chunked_array([contents.column(name, 0, contents.length)])
                 format.check_widened(name, column, new, self.path)
@@ -538,8 +534,13 @@ class Appender:
             self.file.close()
 
 
-def made_alike(one: str, other: str) -> bool:
-    """True if two parts have samples that are made alike, by the marks of both; a fill that compares nothing takes any.
+def waiting_parts(chain: Chain, maker: str) -> list[Header]:
+    """List the parts that wait for a root, and have samples that are made as a mark says; for any keys."""
+    return [one for one in chain.parts if _are_alike(one.maker, maker)]
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """True if the mark of a part says of its samples what another mark says; a fill that compares nothing takes any.
 
     The first half of a mark tells how samples are made, the second their keys (writer/refill.py).
     """

@@ -114,10 +114,8 @@ def _filled_once(job: Job) -> int:
             job, known = refill.begun(job, keyed, appender)
         presence = Presence(appender, job.length, job.since, job.todo)
         total = len(presence.state)
-        if known is not None:
-            check_before(job, *known)
-        elif presence.count:
-            check_before(job)
+        if presence.count or (known is not None and known.places is not None):
+            check_before(job, known)
 
         def ending(goes_on: bool = True) -> str:
             with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from edcache import base, identity, storage
 from edcache.base import Ints
-from edcache.format import KEY_COLUMN, Failure, Head, shown_key
+from edcache.format import KEY_COLUMN, Failure, Head, Place, shown_key
 from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
@@ -29,6 +29,18 @@ class Todo(NamedTuple):
 
     samples: Ints
     maker: str = ""
+
+
+class Known(NamedTuple):
+    """Samples of a source with keys that its archive has.
+
+    numbered_by: index that gives samples their numbers; None without one. positions: in the source. places: numbers in the archive;
+        None for both, if numbers are positions.
+    """
+
+    numbered_by: Place | None
+    positions: Ints | None = None
+    places: Ints | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,14 @@ from edcache import format, identity
 from edcache.base import Ints
 from edcache.format import KEY_COLUMN, Chain, Contents, Head, Header
 from edcache.identity import Keyed
-from edcache.writer.appender import Appender, other_order
-from edcache.writer.job import Job, Todo
+from edcache.writer.appender import Appender, other_order, waiting_parts
+from edcache.writer.job import Job, Known, Todo
 from edcache.writer.loop import Presence
 from edcache.writer.match import tells_source
 from edcache.writer.seal import Order
 
 # What makes the samples, in a fingerprint; its other entries tell how many there are, and seconds.
 _MAKING = "settings", "asks", "code"
-
-
-class Known(NamedTuple):
-    """Samples of a source that its archive has. positions: in the source. places: in the archive, as readers number."""
-
-    positions: Ints
-    places: Ints
 
 
 def is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -54,18 +47,17 @@ def is_done(chain: Chain, keyed: Keyed) -> bool:
     return root.present + sum(failure.final for failure in root.failures) == root.length
 
 
-def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known | None]:
+def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     """Return the job with the samples that are to be computed, and the ones that the archive has.
 
-    Known: None in a first fill, whose samples have the numbers of the source.
     Raises: OptionError, the keys of the archive are of another type.
     """
     chain = appender.chain
     is_same = chain.origin.keys_digest == keyed.digest
     if chain.root is None and (is_same or chain.holds_nothing):
-        return replace(job, todo=Todo(keyed.firsts)), None
+        return replace(job, todo=Todo(keyed.firsts)), Known(None)
     maker = _mark(job, keyed, chain.origin)
-    others = [one for one in appender.parts(maker) if one.maker != maker]
+    others = [one for one in waiting_parts(chain, maker) if one.maker != maker]
     contents = Contents(chain, appender.file.pread, appender.table, parts=others)
     if KEY_COLUMN in contents.schema.names:
         keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
@@ -75,7 +67,7 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known | None
     positions = np.flatnonzero(is_shown)
     asks = [*dict.fromkeys([*job.found.asks, *identity.guessed(job.source)])]
     job = replace(job, todo=Todo(todo, maker), found=job.found._replace(asks=asks))
-    return job, Known(positions, places[positions])
+    return job, Known(None if chain.root is None else chain.root.index, positions, places[positions])
 
 
 def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order | None:
@@ -89,7 +81,7 @@ def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> 
     presence.update()
     parts, failures = list[Header](), presence.failures()
     if maker:
-        parts = appender.parts(maker)
+        parts = waiting_parts(chain, maker)
         places = _places(keyed, Contents(chain, appender.file.pread, appender.table, parts=parts))
     else:
         places = np.full(len(keyed), -1)

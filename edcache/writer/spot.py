@@ -19,15 +19,15 @@ from typing import Any, Final, TypeAlias
 from torch.utils.data import get_worker_info
 
 from edcache import base, identity
-from edcache.base import Ints, OptionError, ReadOptions, SourceError, StaleCacheError
+from edcache.base import OptionError, ReadOptions, SourceError, StaleCacheError
 from edcache.format import Head
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
-from edcache.writer.appender import Appender
+from edcache.writer.appender import Appender, other_order
 from edcache.writer.crew import compute_apart, crew_size
 from edcache.writer.engine import compute_again
-from edcache.writer.job import Job
+from edcache.writer.job import Job, Known
 from edcache.writer.match import check_length
 from edcache.writer.source import is_stream, length_of
 
@@ -128,17 +128,20 @@ def check_open(job: Job, archive: Reader) -> None:
     _compare(job, session, [(index, index) for index in chosen], most, compute_again)
 
 
-def check_before(job: Job, positions: Ints | None = None, places: Ints | None = None) -> None:
+def check_before(job: Job, known: Known | None = None) -> None:
     """Compare a sample that an archive has with the source, before others are added.
 
-    positions, places: of the samples that it has: in the source, and in the archive; None if they are the same.
-    Raises: StaleCacheError, it is another one.
+    known: samples that it has, of a source with keys.
+    Raises: StaleCacheError, it is another one. StaleArchiveError, samples have other numbers since `known` was found.
     """
+    numbered_by, positions, places = known or (None, None, None)
     if places is not None and not len(places):
         return
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
+        if known is not None and session.numbered_by != numbered_by:
+            raise other_order(job.path)
         most = _count(job, session) if _is_due(job, session, adds=True) else 0
         if positions is None or places is None:
             chosen = _chosen(job, session, _tries(job, most))
