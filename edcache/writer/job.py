@@ -34,8 +34,8 @@ class Todo(NamedTuple):
 class Known(NamedTuple):
     """Samples of a source with keys that its archive has.
 
-    numbered_by: index that gives samples their numbers; None without one. positions: in the source. places: numbers in the archive;
-        None for both, if numbers are positions.
+    numbered_by: index that gives samples their numbers; None without one. positions: in the source. places: numbers in
+        the archive; None for both, if numbers are positions.
     """
 
     numbered_by: Place | None

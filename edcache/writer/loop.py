@@ -93,7 +93,7 @@ class Presence:
         if chain.cursor.number == self._entries:
             return 0
         known, self._entries = self._entries, chain.cursor.number
-        for index, (entry, failure) in self._failures().items():
+        for index, (entry, failure) in self.failures.items():
             for place in self._places(np.array([index])).tolist() if entry >= known else ():
                 if self.state[place] != PRESENT:
                     is_new = entry >= self._since
@@ -103,7 +103,9 @@ class Presence:
         self._chunks = len(chunks)
         return self._take(self._appender.indices_of(new))
 
-    def _failures(self) -> Mapping[int, tuple[int, Failure]]:
+    @property
+    def failures(self) -> Mapping[int, tuple[int, Failure]]:
+        """Failures by number in the source, each with the number of its note or root; a record may follow."""
         chain = self._appender.chain
         return chain.part_failures.get(self._maker, {}) if self._maker else chain.failures
 
@@ -136,10 +138,6 @@ class Presence:
     def held(self) -> Ints:
         """List the samples of the fill that have a record: int64 [k]."""
         return self._samples(np.flatnonzero(self.state == PRESENT))
-
-    def failures(self) -> dict[int, Failure]:
-        """Return the failures of samples by their number in the source; a record may follow."""
-        return {index: failure for index, (_, failure) in self._failures().items()}
 
     def lacking(self, chunk: Chunk) -> Chunk:
         """Leave out of a chunk the records of samples that have one in the archive now, of any process."""

@@ -79,7 +79,7 @@ def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> 
     if is_done(chain, keyed):
         return None
     presence.update()
-    parts, failures = list[Header](), presence.failures()
+    parts, failures = list[Header](), presence.failures
     if maker:
         parts = waiting_parts(chain, maker)
         places = _places(keyed, Contents(chain, appender.file.pread, appender.table, parts=parts))
@@ -90,7 +90,7 @@ def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> 
     samples = places[keyed.first_equal]
     gaps = np.flatnonzero(samples < 0)
     firsts = zip(gaps.tolist(), keyed.first_equal[gaps].tolist(), strict=True)
-    failed = [replace(failures[first], index=index) for index, first in firsts if first in failures]
+    failed = [replace(failures[first][1], index=index) for index, first in firsts if first in failures]
     if maker and len(failed) < len(gaps):
         raise other_order(chain.where)
     return Order(samples, failed, parts, _fingerprint_of(job, chain.origin) if maker else None)
