@@ -123,11 +123,10 @@ class CachedDataset(Samples[T_co]):
         # A wrong path fails here, and a later archive at the path is another one.
         try:
             reader.open()
-        except CorruptArchiveError as error:
+        except CorruptArchiveError:
             if not options.allow_partial:
                 raise
             reader.skip_damage()  # raises if it is no archive at all
-            base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
     @property

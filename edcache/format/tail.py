@@ -164,14 +164,23 @@ def later_headers(
         position += _WINDOW
 
 
-def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
-    """Add the chunks behind a damaged place of a chain, where they are."""
-    for at, header in list(later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)):
+def salvaged(chain: Chain, pread: PRead, next_data: NextData, size: int) -> Chain:
+    """Walk a damaged archive again, also behind the damage; returns another chain.
+
+    A chunk or a note counts where it is. A root counts if it stands at its offset, as it says where all else lies. A
+    part has samples that no chunk before it has: behind the last root it counts as a chunk.
+    """
+    found = Chain(chain.head, chain.first, chain.where)
+    walked = [one for group in walk(pread, size, found.head.uuid, found.first, found.where) for one in group]
+    behind = later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)
+    for at, header in [*((one.offset, one) for one in walked), *behind]:
         check_release(header, chain.where)
-        # A part has samples that no chunk before it has: without its root it counts as a chunk.
-        chunk = replace(header, kind=CHUNK, moved=at - header.offset)
-        if header.kind in (CHUNK, PART) and chunk.payload_end <= size:
-            chain.add(pread, [chunk])
+        moved = replace(header, kind=CHUNK if header.kind == PART else header.kind, moved=at - header.offset)
+        is_next = found.last is None or found.last.number < header.number
+        counts = moved.kind in (CHUNK, NOTE) or (moved.kind == ROOT and not moved.moved)
+        if is_next and counts and moved.payload_end <= size:
+            found.add(pread, [moved])
+    return found
 
 
 class Loss(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from edcache import base, storage
@@ -229,15 +228,19 @@ class Reader:
         return True
 
     def skip_damage(self) -> None:
-        """Read the sound rest of an archive whose chain, index or labels are damaged.
+        """Leave out what is damaged from now on, as `Session` says.
 
         Raises: CorruptArchiveError, nothing can be read.
+        Warns: PartialArchiveWarning, the archive was refused as damaged: which state of it is read.
         """
-        with suppress(base.CorruptArchiveError):
-            self.session.check()
-            return
         self._skips_damage = True
-        self._keep(self._open_session())
+        if self._session is not None:
+            self._keep(self._session.skipping_damage())
+            return
+        session = self.open()
+        if session.damage is not None:
+            count = f"{session.index.present:,} of {session.length:,} samples"
+            base.warn(f"{self.path}: {session.damage}; {count} are there", base.PartialArchiveWarning)
 
     def _closed_error(self) -> base.ArchiveError:
         return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
