@@ -122,10 +122,13 @@ class CachedDataset(Samples[T_co]):
         self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
         try:
-            reader.open()
+            session = reader.open()
+            is_damaged = options.allow_partial and session.has_lost_seal
         except CorruptArchiveError:
             if not options.allow_partial:
                 raise
+            is_damaged = True
+        if is_damaged:
             reader.skip_damage()  # raises if it is no archive at all
         self._add_keys(spec)
 

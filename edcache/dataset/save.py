@@ -6,7 +6,6 @@ and on the disk (writer/temporary.py).
 
 from __future__ import annotations
 
-import copy
 import os
 import uuid
 from collections.abc import Iterator
@@ -49,7 +48,7 @@ def save(
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     if skip_damaged:
-        samples = samples.reread(_skipping_damage)
+        samples = samples.reread(Reader.skipping_damage)
     records, target = StoredRecords(samples, skip_damaged), storage.local_path(path)
     parts, targets = [range(records.length)], [target]
     over = None
@@ -87,13 +86,6 @@ def save(
                 base.PartialArchiveWarning,
             )
     return [target] if max_size is None else targets
-
-
-def _skipping_damage(reader: Reader) -> Reader:
-    """Copy a reader, so that its owner still stops at damage."""
-    other = copy.copy(reader)
-    other.skip_damage()
-    return other
 
 
 # -------------------------------------------------------------------------------------- records to copy

@@ -109,7 +109,7 @@ class Session:
         self._root: Root | None = None
         self._root_place: Place | None = None
         found = format.read_root(file.pread, self.size, self.path)
-        if found is not None:
+        if found is not None and not (skips_damage and self._has_lost(found[0])):
             self._root, self._root_place = found
             self.head, end = self._root.head, self.size
         else:
@@ -132,6 +132,23 @@ class Session:
         self.length = self.index.length
         # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
+
+    @property
+    def has_lost_seal(self) -> bool:
+        """True if it is sealed, and a power cut took of that seal so much that the state before is worth more.
+
+        So are files of bytes that a recovery has cut off (writer/recovery.py).
+        """
+        return self._root is not None and self._has_lost(self._root)
+
+    def _has_lost(self, root: Root) -> bool:
+        """True of a seal that was not synced, whose index fails, and to which no chain leads."""
+        pread, (at, nbytes, crc) = self.file.pread, root.index
+        if root.is_synced or format.stored_crc32(pread, at, nbytes) == crc:
+            return False
+        chain = Chain(*format.read_head(pread, self.path), self.path)
+        chain.extend(pread, self.size)
+        return chain.root != root
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -605,13 +622,9 @@ def _no_record(session: Session, index: int) -> base.MissingSampleError:
 
 def _state(before: Chain, found: Chain) -> str:
     """Tell which state of a damaged archive is read. before: its chain up to the damage."""
-    last, new = found.root_header, len(found.chunks) - len(before.chunks)
-    seal = "read are" if last is None else f"read is its seal at offset {last.offset:,}, and"
-    place = f"{max(new, 0):,} of them found behind the damage"
-    return (
-        f"{seal} {len(found.behind):,} chunks{' behind it' if last else ''} ({place}); a seal that is lost may have "
-        "numbered or labelled samples anew"
-    )
+    last, new = found.root_header, max(0, len(found.chunks) - len(before.chunks))
+    seal = "" if last is None else f"the seal at offset {last.offset:,} and "
+    return f"what is read are {seal}{len(found.behind):,} chunks, with {new:,} chunks found behind the damage"
 
 
 def _lost(path: str) -> str:
