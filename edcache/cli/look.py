@@ -41,8 +41,8 @@ def info(paths: Sequence[str], as_json: bool) -> None:
     """Describe archives: samples, fields, labels, and origin.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. On a terminal the first labels
-    have bars of their values. An archive that was
-    computed from others, such as one of map(), has a line for each parent, which tells if that has changed since.
+    have bars of their values. An archive that was computed from others, such as one of map(), has a line for each
+    parent, which tells if that has changed since.
 
     \b
     Example:

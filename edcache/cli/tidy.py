@@ -184,8 +184,8 @@ def _save(
     force: bool,
 ) -> None:
     with warnings.catch_warnings():
-        # Missing or damaged samples are an error here, or in the lines.
-        warnings.simplefilter("ignore", PartialArchiveWarning)
+        if not skip_damaged:
+            warnings.simplefilter("ignore", PartialArchiveWarning)  # it is an error here
         opened: Any = paths[0] if len(paths) == 1 else paths
         whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged, local=False)
         view = whole if where is None else whole.filter(where)

@@ -122,12 +122,14 @@ class CachedDataset(Samples[T_co]):
         self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
         try:
-            reader.open()
-        except CorruptArchiveError as error:
+            session = reader.open()
+            is_damaged = options.allow_partial and session.has_lost_seal
+        except CorruptArchiveError:
             if not options.allow_partial:
                 raise
+            is_damaged = True
+        if is_damaged:
             reader.skip_damage()  # raises if it is no archive at all
-            base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
     @property

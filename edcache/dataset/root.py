@@ -263,7 +263,7 @@ class Archive(SampleRoot):
     def reread(self, change: Callable[[Reader], Reader]) -> Archive:
         """Copy this root with another reader."""
         other = copy.copy(self)
-        other.reader = change(self.reader)
+        other.reader, other._labels = change(self.reader), None
         return other
 
     def refresh(self) -> bool:

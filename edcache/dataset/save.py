@@ -6,7 +6,6 @@ and on the disk (writer/temporary.py).
 
 from __future__ import annotations
 
-import copy
 import os
 import uuid
 from collections.abc import Iterator
@@ -24,12 +23,13 @@ from edcache.base import (
     CorruptArchiveError,
     CorruptRecordError,
     Ints,
+    LaterReleaseError,
     OptionError,
     StaleArchiveError,
 )
 from edcache.dataset.root import Reading, Share
 from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
-from edcache.reader import OnProgress, Reader, Session
+from edcache.reader import OnProgress, Reader, Row, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
@@ -47,21 +47,9 @@ def save(
     on_progress: OnProgress | None,
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
-    with ExitStack() as opened:
-        if skip_damaged:
-            # By other readers, which do not stop at damage.
-            samples = samples.reread(lambda reader: _tolerant(reader, opened))
-        records = StoredRecords(samples, skip_damaged)
-        return _save(records, storage.local_path(path), max_size, force, on_progress)
-
-
-def _save(
-    records: StoredRecords,
-    target: str,
-    max_size: int | str | None,
-    force: bool,
-    on_progress: OnProgress | None,
-) -> list[str]:
+    if skip_damaged:
+        samples = samples.reread(Reader.skipping_damage)
+    records, target = StoredRecords(samples, skip_damaged), storage.local_path(path)
     parts, targets = [range(records.length)], [target]
     over = None
     if max_size is not None:
@@ -79,7 +67,7 @@ def _save(
         writer.check_compression(session.head, session.path)
     least = 0 if over is None or force else _published(over)
     # Refused before anything is written.
-    _check_kept(target, len(records.rows), least)
+    _check_kept(target, records, len(records.rows), least)
     for name in targets:
         with _replaceable(name, over):
             pass
@@ -88,25 +76,16 @@ def _save(
             _write(records, part, name, over, least, on_progress or (lambda done, total: None))
             undo.callback(storage.try_remove, name)
         undo.pop_all()
-    if records.damaged:
-        places = base.index_ranges(np.array(records.damaged), hint="; `missing` has all")
-        count = f"{len(records.damaged):,} of {records.length:,} samples"
-        base.warn(
-            f"{target}: the records of {count} are damaged and were left out: {places}",
-            base.PartialArchiveWarning,
-        )
+    left_out = {"are damaged": records.damaged, "are stored as only a later release knows": records.later}
+    for why, found in left_out.items():
+        if found:
+            places = base.index_ranges(np.unique(found), hint="; `missing` has all")
+            count = f"{len(found):,} of {records.length:,} samples"
+            base.warn(
+                f"{target}: the records of {count} {why} and were left out: {places}",
+                base.PartialArchiveWarning,
+            )
     return [target] if max_size is None else targets
-
-
-def _tolerant(reader: Reader, opened: ExitStack) -> Reader:
-    """Read the sound rest of an archive; if it is opened once more for that, `opened` closes it."""
-    other, before = copy.copy(reader), reader.session
-    try:
-        other.skip_damage()
-    finally:
-        if other.session is not before:
-            opened.callback(other.session.file.close)
-    return other
 
 
 # -------------------------------------------------------------------------------------- records to copy
@@ -124,7 +103,8 @@ class StoredRecords:
             index in `schemas`.
         failures: of samples without a record, by rising place.
         is_whole: True if the view is all of one archive, in its order.
-        skips_damage: True leaves out damaged records; `damaged` gets their places.
+        skips_damage: True leaves out records that are damaged, or that only a later release knows: `damaged` and `later`
+            get their places.
     """
 
     def __init__(self, samples: Reading, skips_damage: bool) -> None:
@@ -140,6 +120,7 @@ class StoredRecords:
         self._numbers = {text: number for number, text in enumerate(self.schemas)}
         self.labels = samples.labels.table.combine_chunks()
         self.damaged: list[int] = []
+        self.later: list[int] = []
         self.failures: list[Failure] = []
         found = [self._find_records(self.sessions.index(share.session), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
@@ -159,21 +140,41 @@ class StoredRecords:
         """
         indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
-        # A table of the copy would have the flags, and no seal reads that.
-        with format.reported(f"{session.path}: index.rows", session.path):
-            format.check_flags(format.joint_flags(rows))
-        has_record = rows["flags"] & PRESENT > 0
-        self._note_failures(session, indices[~has_record], places[~has_record])
-        rows, own = rows[has_record], session.index.schemas
+        own, is_there = session.index.schemas, _have_records(session, rows)
+        is_sound = is_there & _are_plausible(rows, len(own), session.nbytes)
+        for index in indices[is_there & ~is_sound].tolist():
+            self.leave_out(session, index, "its row is damaged")
+        self.damaged += places[is_there & ~is_sound].tolist()
+        self._note_failures(session, indices[~is_there], places[~is_there])
+        rows = rows[is_sound]
         numbers = np.array([self._numbers[text] for text in own], np.int64)
-        if np.any(rows["schema"] >= len(own)):
-            raise CorruptArchiveError(
-                f"{session.path}: records are of schema {rows['schema'].max()}, there are {len(own)}; "
-                f'run "edcache verify {session.path}"',
-                path=session.path,
-            )
         source = np.full(len(rows), number)
-        return places[has_record], rows, numbers[rows["schema"]], source, indices[has_record]
+        return places[is_sound], rows, numbers[rows["schema"]], source, indices[is_sound]
+
+    def leave_out(self, session: Session, sample: int, why: str) -> None:
+        """Raise CorruptRecordError of a damaged record, unless damage is skipped."""
+        if not self.skips_damage:
+            session.checks.check_row(sample)
+            session.file.check_damaged(*session.index.row(sample)[:2])
+            raise CorruptRecordError(
+                f"{session.checks.place(sample)} {why}; skip_damaged=True leaves it out",
+                path=session.path,
+                index=sample,
+                option="skip_damaged",
+            )
+
+    def knows(self, session: Session, sample: int, row: Row) -> bool:
+        """True if this release can store a sound record. Raises: LaterReleaseError, unless damage is skipped.
+
+        A table of the copy would have the unknown flag, and a seal refuses it.
+        """
+        try:
+            session.checks.check_known(sample, row)
+        except LaterReleaseError:
+            if not self.skips_damage:
+                raise
+            return False
+        return True
 
     def _note_failures(self, session: Session, indices: Ints, places: Ints) -> None:
         """Note the failures of samples without a record. indices: in the archive. places: in the view."""
@@ -194,8 +195,10 @@ class StoredRecords:
         if missing or open_ended:
             why = f"{missing:,} of {self.length:,} samples have no record"
             why = why if missing else f"{open_ended[0]} is not sealed, so samples may be missing"
+            is_keyed = all(session.head.takes_values for session in self.sessions)
+            whole = "seal it by close(seal=True) of its KeyedCache" if is_keyed else "fill it"
             raise ArchiveError(
-                f"save(): {samples!r}: {why}; fill it, or pass skip_damaged=True, which leaves them out",
+                f"save(): {samples!r}: {why}; {whole}, or pass skip_damaged=True, which leaves them out",
                 option="skip_damaged",
             )
 
@@ -299,7 +302,7 @@ def _write(
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
             absent = _copy_records(records, part, labels, out, on_progress)
-            _check_kept(target, len(part) - len(absent), least)
+            _check_kept(target, records, len(part) - len(absent), least)
             changes: dict[str, Any] = {}
             if max(out.chain.length or 0, out.chain.end_index) < len(part):
                 changes["length"] = len(part)
@@ -324,13 +327,17 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.T
 
     Samples that are appended later have values in the first.
     """
-    is_added = dict(session.label_columns)
+    is_added, kept = dict(session.label_columns), labels.column_names
     names = [name for name, _ in session.head.labels]
     nulls = pa.nulls(labels.num_rows)
-    columns = [nulls if is_added.get(name, True) else labels.column(name) for name in names]
-    added = labels.select([name for name, is_later in is_added.items() if is_later])
-    root = session.chain.root
-    return pa.table(columns, names=names), added, [] if root is None else list(root.dropped)
+    columns = [labels.column(name) if name in kept and not is_added[name] else nulls for name in names]
+    added = labels.select([name for name in kept if is_added[name]])
+    # A damaged column is not there.
+    dropped = [
+        *(session.root.dropped if session.root else ()),
+        *(name for name in is_added if name not in kept),
+    ]
+    return pa.table(columns, names=names), added, [name for name in names if name in dropped]
 
 
 def _copy_records(
@@ -388,27 +395,43 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         read = session.extents.read_many(list(extents))
         for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
             sample = int(records.sample[rows[place]])
-            if format.fits(row[2], row[1], record):
+            where = int(records.places[rows[place]])
+            if not format.fits(row[2], row[1], record):
+                records.leave_out(session, sample, "fails its crc32")
+                records.damaged.append(where)
+            elif not records.knows(session, sample, row):
+                records.later.append(where)
+            else:
                 data[place] = record
-            elif not records.skips_damage:
-                session.file.check_damaged(*row[:2])
-                raise CorruptRecordError(
-                    f"{session.path}: record {sample} at offset {row[0]:,} fails its crc32; "
-                    "skip_damaged=True leaves it out",
-                    path=session.path,
-                    index=sample,
-                    option="skip_damaged",
-                )
     is_sound = np.array([record is not None for record in data], bool)
-    records.damaged += records.places[rows[~is_sound]].tolist()
     return rows[is_sound], data[is_sound].tolist()
+
+
+def _have_records(session: Session, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Mark rows of samples that have a record: bool [n]. One that says no, and is not all zeros, is damaged."""
+    words = rows.view("<u8").reshape(-1, 3)
+    has_record: npt.NDArray[np.bool_] = np.any(words, axis=1) | session.index.is_dense
+    return has_record
+
+
+def _are_plausible(rows: Rows, schemas: int, size: int) -> npt.NDArray[np.bool_]:
+    """Mark rows whose record lies in a file of `size` bytes and has one of its schemas: bool [n]."""
+    # Both first, so that no sum of them wraps.
+    are_inside = (rows["offset"] <= size) & (rows["nbytes"] <= size)
+    are_known = (rows["flags"] & PRESENT > 0) & (rows["schema"] < schemas)
+    plausible: npt.NDArray[np.bool_] = are_known & are_inside & (format.stored_ends(rows) <= size)
+    return plausible
 
 
 # -------------------------------------------------------------------------------------- replace
 
 
-def _check_kept(target: str, count: int, least: int) -> None:
-    """Raise ArchiveError if a new archive has fewer records than the one that it replaces."""
+def _check_kept(target: str, records: StoredRecords, count: int, least: int) -> None:
+    """Raise if a new archive has fewer records than the one that it replaces."""
+    if count < least and records.later:
+        sample = records.later[0]
+        session = records.sessions[0]  # it replaces this one
+        session.checks.check_known(sample, session.index.row(sample))
     if count < least:
         raise ArchiveError(
             f"{target}: save() would leave at most {count:,} of the {least:,} samples that it has or had, as the "
@@ -435,7 +458,7 @@ def _published(session: Session) -> int:
     ]
     cut = format.later_headers(file.pread, file.next_data, chain.cursor.offset, session.size, chain.head.uuid)
     lost += [header for _, header in cut if header.kind == format.CHUNK]
-    known = session.index.held()
+    known = np.flatnonzero(session.index.all_rows()["flags"] & PRESENT)
     count, end = len(known), 0
     for header in sorted(lost, key=lambda one: one.first):
         first, end = max(header.first, end), max(header.end, end)

@@ -26,7 +26,8 @@ _HEADER: Final = ("field", "kind", "dtype", "shape")
 class Schema(list[dict[str, Any]]):
     """Schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
 
-    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Printed it is a table.
+    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. A schema that does not read has a
+    "problem" in place of fields. Printed it is a table.
     """
 
     def __repr__(self) -> str:
@@ -48,7 +49,8 @@ def schema_of(archives: Sequence[reader.Reader]) -> Schema:
     """Join the schemas of several archives in one list."""
     merged: dict[str, dict[str, Any]] = {}
     for schema in chain.from_iterable(fields_of(archive.session) for archive in archives):
-        one = merged.setdefault(str(schema["fields"]), schema | {"samples": 0})
+        own = str((schema["fields"], schema.get("problem")))
+        one = merged.setdefault(own, schema | {"samples": 0})
         one["samples"] += schema["samples"]
     return Schema(sorted(merged.values(), key=lambda one: -one["samples"]))
 

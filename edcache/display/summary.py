@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edcache import codec, format, reader
-from edcache.base import CorruptArchiveError, human_bytes, named
+from edcache.base import CorruptRecordError, LaterReleaseError, human_bytes, named
 
 
 def summary(archive: reader.Session) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def summary(archive: reader.Session) -> dict[str, Any]:
     `edcache info --json`.
     """
     head, index = archive.head, archive.index
-    nbytes = index.all_rows()["nbytes"][index.held()]
+    nbytes = _held_rows(archive)["nbytes"]
     return {
         "path": archive.path,
         "format_version": format.VERSION,
@@ -101,21 +101,32 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
 def fields_of(archive: reader.Session) -> list[dict[str, Any]]:
     """List the schemas, most used first: number of "samples" with each, and its "fields".
 
-    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
+    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. A schema that does not read has a
+    "problem" in place of fields.
     """
-    index = archive.index
-    numbers, schemas = index.all_rows()["schema"][index.held()], index.schemas
-    greatest = int(numbers.max(initial=0))
-    if len(numbers) and greatest >= len(schemas):
-        raise CorruptArchiveError(
-            f"{archive.path}: a record has schema {greatest:,}; the index has {len(schemas):,} schemas"
-        )
+    numbers, schemas = _held_rows(archive)["schema"], archive.index.schemas
     used = np.bincount(numbers, minlength=len(schemas)).tolist()
     listed = [
-        {"samples": samples, "fields": list(map(_field, codec.stored_fields(schema)))}
-        for samples, schema in zip(used, schemas, strict=True)
+        {"samples": samples, **_fields_or_problem(archive, schemas[number])}
+        for number, samples in enumerate(used[: len(schemas)])
     ]
+    damaged = sum(used[len(schemas) :])
+    if damaged:
+        listed.append({"samples": damaged, "fields": [], "problem": "damaged: they are of no schema"})
     return sorted(listed, key=lambda one: -one["samples"])
+
+
+def _held_rows(archive: reader.Session) -> format.Rows:
+    """Return the rows of samples that have a record."""
+    rows = archive.index.all_rows()
+    return rows[rows["flags"] & format.PRESENT > 0]
+
+
+def _fields_or_problem(archive: reader.Session, schema: str) -> dict[str, Any]:
+    try:
+        return {"fields": list(map(_field, codec.stored_fields(schema)))}
+    except (CorruptRecordError, LaterReleaseError) as error:
+        return {"fields": [], "problem": f"{archive.path}: {error}"}
 
 
 def _field(field: Any) -> dict[str, Any]:
@@ -129,7 +140,7 @@ def _field(field: Any) -> dict[str, Any]:
 
 def field_rows(schema: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Make the rows of a table of fields: path, kind, dtype and shape."""
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[str, ...]] = [(schema["problem"], "", "", "")] if "problem" in schema else []
     for field in schema["fields"]:
         path, kind, dtype, shape = (field[key] for key in ("path", "kind", "dtype", "shape"))
         text = "varies" if shape is None else " x ".join(map(str, shape)) or "scalar"

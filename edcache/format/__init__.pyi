@@ -21,6 +21,8 @@ from .columns import write_column as write_column
 from .contents import WINDOW as WINDOW
 from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
+from .contents import TableOf as TableOf
+from .contents import column_of_records as column_of_records
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
@@ -51,6 +53,7 @@ from .entries import pack_header as pack_header
 from .entries import parse_header as parse_header
 from .entries import payload_crc32 as payload_crc32
 from .entries import reported as reported
+from .entries import stored_crc32 as stored_crc32
 from .entries import walk as walk
 from .head import HEAD_NAME as HEAD_NAME
 from .head import KEYS_DIGEST as KEYS_DIGEST
@@ -114,7 +117,7 @@ from .tail import find_damage as find_damage
 from .tail import find_loss as find_loss
 from .tail import find_sound as find_sound
 from .tail import later_headers as later_headers
-from .tail import salvage as salvage
+from .tail import salvaged as salvaged
 from .types import EXACT as EXACT
 from .types import cast as cast
 from .types import cast_table as cast_table

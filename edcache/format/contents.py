@@ -14,13 +14,13 @@ An archive that is not sealed has no index as a whole. It is made of these, each
 - Its type holds the values of all chunks (`joined_schema`); a sample without a value is null.
 - Once a root has numbered samples anew, the chunks before it count by its rows alone.
 - A chunk whose table is damaged has no samples here (`TableOf` gives None); a seal raises instead.
-- Without an index to trust (`trusts_index=False`) every chunk is merged, as for a damaged one.
+- `verify` compares the root with the chunks alone (`of_chunks`).
 
 Cost: reads the table of each chunk behind the last root once, if all have at most 64 MiB; beyond, again for each window
 and each column.
 
-What must never happen: that a row of the root overrides one of a later chunk; that rows are taken from an index whose
-crc32 was not compared.
+What must never happen: that a row of the root overrides one of a later chunk; that a seal takes rows from an index whose
+crc32 was not compared. A reader need not compare it: each row is bound to its record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
+from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
@@ -66,16 +66,16 @@ class Contents:
 
     Args:
         chain: walked to its end. pread: reads the file. table_of: reads the table of a chunk.
-        trusts_index: False takes the rows from every chunk, as for a damaged index, and from the root the label columns
-            that are sound.
-        keeps_columns: False takes label columns from every chunk too.
+        of_chunks: True takes rows and label columns from all chunks, none from the root, unless it numbers samples anew.
+        checks_index: False takes rows of the root's index one by one, as a reader of a sealed archive does.
         parts: that a seal to come will make count. Their samples get numbers behind all others, in the order of the
             parts and of their rows.
     Attributes:
         length: of the dataset, and of the parts behind it, which have `part_count` samples. schemas: of the rows.
         schema: names and types of the label columns.
         columns: of the root, by name.
-    Raises: CorruptArchiveError: there are too many schemas; at the first use of rows, the root's index fails its crc32.
+    Raises: CorruptArchiveError: there are too many schemas; at the first use, the root's index or a column of it fails
+        its crc32.
         LabelError, as `joined_schema`.
     """
 
@@ -85,23 +85,22 @@ class Contents:
         pread: PRead,
         table_of: TableOf,
         *,
-        trusts_index: bool = True,
-        keeps_columns: bool = True,
+        of_chunks: bool = False,
+        checks_index: bool = True,
         parts: Sequence[Header] = (),
     ) -> None:
         self._chain, self._pread, self._table_of = chain, pread, table_of
-        root = chain.root
-        # Chunks before it have other numbers.
-        trusts_index = trusts_index or (root is not None and root.is_reordered)
-        self._trusts_index = trusts_index and root is not None
-        self._root = root
-        self._is_checked = not self._trusts_index
-        self.columns = dict(root.labels) if root is not None and keeps_columns else {}
-        dropped = () if root is None else root.dropped
+        last = chain.root
+        # Chunks before an index of another order have other numbers.
+        of_chunks = of_chunks and not chain.is_reordered
+        root = self._root = None if of_chunks else last
+        self._is_checked = root is None or not checks_index
+        self.columns = {} if root is None else dict(root.labels)
+        dropped = () if last is None else last.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
         self._behind = {header.number for header in [*chain.behind, *parts]}
         self._kept: dict[int, ChunkTable] = {}
-        self._last: dict[str, pa.ChunkedArray | None] = {}
+        self._last: dict[str, pa.ChunkedArray] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
         room = _MOST_KEPT_NBYTES
         kinds = {name: column.type for name, column in self.columns.items()}
@@ -109,8 +108,8 @@ class Contents:
         label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
         # Chunks that read, with the number of each of their schemas here.
         self._chunks: list[tuple[Header, Ints]] = []
-        counting = chain.behind if self._trusts_index else [one for one in chain.chunks if one.kind == CHUNK]
-        end = max([chain.length or 0, 0 if root is None else root.length, *(one.end for one in counting)])
+        counting = [one for one in chain.chunks if one.kind == CHUNK] if of_chunks else chain.behind
+        end = max([chain.length or 0, 0 if last is None else last.length, *(one.end for one in counting)])
         for header in [*counting, *parts]:
             table = table_of(header)
             if table is None:
@@ -130,17 +129,15 @@ class Contents:
         if len(numbers) > MAX_SCHEMAS:
             raise CorruptArchiveError(f"{chain.where}: {len(numbers):,} schemas, at most {MAX_SCHEMAS:,} fit")
         self.schemas = list(numbers)
-        self.length, self.part_count = (
-            end,
-            sum(one.end - one.first for one, _ in self._chunks if one.kind == PART),
-        )
+        self.length = end
+        self.part_count = sum(one.end - one.first for one, _ in self._chunks if one.kind == PART)
         kinds |= {field.name: addressing(field.type, label_nbytes[field.name]) for field in schema}
         names = [*self._names, *(name for name in self.columns if name not in self._names)]
         self.schema = pa.schema([(name, kinds[name]) for name in names])
 
     def present(self) -> int:
         """Count the samples that have a record, by the chunks: of 10**9 samples few may have one."""
-        root = self._root if self._trusts_index else None
+        root = self._root
         samples = [table.samples for table, _ in self._tables(0, self.length)]
         new = np.unique(np.concatenate([np.empty(0, np.int64), *samples]))
         if root is None:
@@ -169,7 +166,7 @@ class Contents:
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if not self._is_checked:
             self._check_index()
-        of_root = min(stop, root.length) if root is not None and self._trusts_index else start
+        of_root = start if root is None else min(stop, root.length)
         for first in range(start, of_root, WINDOW):
             count = min(of_root - first, WINDOW)
             rows[first - start : first - start + count] = self._of_root(first, count)
@@ -274,15 +271,25 @@ class Contents:
             return None
         if name not in self._last:
             labels = StoredLabels(self._root, partial(read_places, self._pread), self._chain.where)
-            try:
-                self._last = {name: labels.column(name)}
-            except CorruptArchiveError as error:
-                if self._trusts_index:
-                    raise
-                lost = "all values that were changed later are" if name in self._names else "the column is"
-                warn(f"{str(error).partition(';')[0]}; {lost} lost", PartialArchiveWarning)
-                self._last = {name: None}
+            self._last = {name: labels.column(name)}
         return self._last[name]
+
+
+def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows) -> pa.Array | None:
+    """Make a label column of what chunks say of the records of rows; None if they do not have all records.
+
+    A record has its place in one chunk, whatever number its sample has by now.
+    """
+    known = [table for table in tables if field.name in table.labels.column_names]
+    values = [cast(table.labels.column(field.name).chunk(0), field.type) for table in known]
+    offsets = np.concatenate([np.empty(0, np.uint64), *(table.rows["offset"] for table in known)])
+    order, held = np.argsort(offsets), np.flatnonzero(rows["flags"] & PRESENT)
+    at = np.searchsorted(offsets, rows["offset"][held], sorter=order)
+    if np.any(at == len(offsets)) or np.any(offsets[order[at]] != rows["offset"][held]):
+        return None
+    pick = np.full(len(rows), -1)
+    pick[held] = order[at]
+    return pa.concat_arrays([pa.nulls(0, field.type), *values]).take(from_numpy(pick, pa.int64(), pick < 0))
 
 
 class StoredLabels:

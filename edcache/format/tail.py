@@ -44,13 +44,15 @@ from edcache.format.entries import (
     Header,
     PRead,
     check_release,
+    crc32,
     entry_at,
     parse_header,
     payload_crc32,
+    stored_crc32,
     walk,
 )
 from edcache.format.records import are_sound, read_table
-from edcache.format.root import read_root
+from edcache.format.root import parse_root, read_root
 
 NextData = Callable[[int], int]
 """`next_data(offset)` finds the next bytes from an offset on that are not a hole of the file."""
@@ -164,14 +166,35 @@ def later_headers(
         position += _WINDOW
 
 
-def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
-    """Add the chunks behind a damaged place of a chain, where they are."""
-    for at, header in list(later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)):
+def salvaged(chain: Chain, pread: PRead, next_data: NextData, size: int) -> Chain:
+    """Walk a damaged archive again, also behind the damage; returns another chain.
+
+    A chunk, a part or a note counts where it is. A root behind the damage counts if it stands at its offset, as it says
+    where all else lies, and if its index is sound.
+    """
+    found = Chain(chain.head, chain.first, chain.where)
+    groups = walk(pread, size, found.head.uuid, found.first, found.where)
+    walked = [(one.offset, one) for group in groups for one in group]
+    behind = later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)
+    for at, header in [*walked, *behind]:
         check_release(header, chain.where)
-        # A part has samples that no chunk before it has: without its root it counts as a chunk.
-        chunk = replace(header, kind=CHUNK, moved=at - header.offset)
-        if header.kind in (CHUNK, PART) and chunk.payload_end <= size:
-            chain.add(pread, [chunk])
+        one = replace(header, moved=at - header.offset)
+        is_next = found.last is None or found.last.number < one.number
+        counts = one.kind in (CHUNK, NOTE, PART) or (one.kind == ROOT and _counts_alone(pread, one, chain))
+        if is_next and counts and one.payload_end <= size:
+            found.add(pread, [one])
+    return found
+
+
+def _counts_alone(pread: PRead, root: Header, walked: Chain) -> bool:
+    """True if a root is of the walked chain, or stands at its offset with a sound index."""
+    if walked.root_header is not None and root.number <= walked.root_header.number:
+        return True
+    data = pread(root.payload_offset, root.nbytes)
+    if root.moved or crc32(data) != root.crc32:
+        return False
+    place = parse_root(data, root.payload_end, walked.where).index
+    return stored_crc32(pread, place.offset, place.nbytes) == place.crc32
 
 
 class Loss(NamedTuple):

@@ -7,6 +7,7 @@ from .digests import file_digest as file_digest
 from .digests import no_digest as no_digest
 from .digests import parse_digest as parse_digest
 from .group import Group as Group
+from .index import Row as Row
 from .memory import Memory as Memory
 from .memory import fresh as fresh
 from .projection import FieldPath as FieldPath

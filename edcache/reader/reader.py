@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from edcache import base, storage
 from edcache.base import ReadOptions
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_OLDER: Final = "if a seal is lost, this is an older state: samples may have got other numbers and labels since, or were deleted"
 _changes, _last_change = itertools.count(1), [0]
 
 
@@ -229,15 +229,25 @@ class Reader:
         return True
 
     def skip_damage(self) -> None:
-        """Read the sound rest of an archive whose chain, index or labels are damaged.
+        """Open a damaged archive, and leave out what is damaged, as `Session` says.
 
         Raises: CorruptArchiveError, nothing can be read.
+        Warns: PartialArchiveWarning, which state of it is read.
         """
-        with suppress(base.CorruptArchiveError):
-            self.session.check()
-            return
         self._skips_damage = True
-        self._keep(self._open_session())
+        if self._session is not None:
+            self._session.file.close()
+            self._session = None
+        session = self.open()
+        if session.damage is not None:
+            count = f"{session.index.present:,} of {session.length:,} samples"
+            base.warn(f"{self.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
+
+    def skipping_damage(self) -> Reader:
+        """Copy the reader; the copy leaves out what is damaged, of the same state of the archive."""
+        other = object.__new__(Reader)
+        vars(other).update(vars(self), _skips_damage=True, _session=self.session.skipping_damage())
+        return other
 
     def _closed_error(self) -> base.ArchiveError:
         return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)

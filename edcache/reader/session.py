@@ -16,15 +16,24 @@ A session gives the same answers for as long as it lives: samples that come late
 last object that uses them, such as an array of a sample. What a session learns meanwhile, as checked records and
 decoders, changes no answer: threads share it, and a forked child goes on with it.
 
+Salvage is the same session (`skips_damage`): what is damaged is noted and left out where other sessions refuse. Each
+part is left out by itself, and named:
+
+    a record, or its row                 the sample; each row is bound to its record
+    a label column                       the column, unless the chunks have exactly its values
+    a header, a root or a note           what it says; the entries behind it count as `format.salvaged` says
+
 What must never happen:
 
 - A byte behind the last entry is mapped: a writer may cut it off, and reading it would be a SIGBUS.
 - A record is used before it was compared with its sum, unless verify="never" (checks.py).
+- Salvage takes an older state, or other numbers of samples, without a word (`damage`).
 - Something that the session holds refers to the session: the mapping would stay until the garbage is collected.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +54,7 @@ from edcache.format import (
     Root,
     Rows,
     StoredLabels,
+    pa,
 )
 from edcache.labels import checked_indices
 from edcache.reader.checks import ByteRange, Checks
@@ -68,12 +78,13 @@ class Session:
     Args:
         verify, allow_pickle, decoding: as in `Reader`; a decoding of None is the writer's choice.
         as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
-        skips_damage: True reads the sound rest of an archive whose index, labels or chain are damaged.
+        skips_damage: True leaves out what is damaged, see above.
     Attributes:
         size: bytes of the file. head: of it. sealed: True if its last root tells all that counts. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
         index: rows of all samples. length: samples of the dataset.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
+        damage: of the chain, and the state that is read in spite of it; None without.
     """
 
     def __init__(
@@ -93,18 +104,19 @@ class Session:
         self.size = file.size()
         self.tables: dict[int, ChunkTable | None] = {}
         self.damaged: list[str] = []
+        self.damage: str | None = None
         self._chain: Chain | None = None
         self._root: Root | None = None
         self._root_place: Place | None = None
-        found = None if skips_damage else format.read_root(file.pread, self.size, self.path)
-        if found is not None:
+        found = format.read_root(file.pread, self.size, self.path)
+        if found is not None and not (skips_damage and self._has_lost(found[0])):
             self._root, self._root_place = found
             self.head, end = self._root.head, self.size
         else:
             self._chain = self._walk_chain(before)
             # Bytes behind a root show that samples may be lost: the archive grew, and was cut.
             self.head, end = self._chain.head, self._chain.cursor.offset
-            if self._chain.is_settled and not self._chain.sealed:
+            if self._chain.is_settled and not self._chain.sealed and self.damage is None:
                 # Parts wait behind the root, which tells all that counts.
                 self._root, self._root_place = self._chain.root, self._chain.root_place
         self.sealed = self._root is not None
@@ -124,6 +136,23 @@ class Session:
         # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
 
+    @property
+    def has_lost_seal(self) -> bool:
+        """True if it is sealed, and a power cut took of that seal so much that the state before is worth more.
+
+        So are files of bytes that a recovery has cut off (writer/recovery.py).
+        """
+        return self._root is not None and self._has_lost(self._root)
+
+    def _has_lost(self, root: Root) -> bool:
+        """True of a seal that was not synced, whose index fails, and to which no chain leads."""
+        pread, (at, nbytes, crc) = self.file.pread, root.index
+        if root.is_synced or format.stored_crc32(pread, at, nbytes) == crc:
+            return False
+        chain = Chain(*format.read_head(pread, self.path), self.path)
+        chain.extend(pread, self.size)
+        return chain.root != root
+
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
@@ -134,19 +163,21 @@ class Session:
         else:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
         chain.extend(file.pread, self.size)
-        if self.skips_damage:
-            format.salvage(chain, file.pread, file.next_data, self.size)
-            return chain
         while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.is_fresh(file)
             damage = format.find_damage(chain, file.pread, file.next_data, self.size, is_fresh)
             # A writer may have published the next entries since.
             if damage is None:
                 break
-            if not chain.extend(file.pread, self.size):
+            if chain.extend(file.pread, self.size):
+                continue
+            if not self.skips_damage:
                 raise CorruptArchiveError(
                     f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
                 )
+            found = format.salvaged(chain, file.pread, file.next_data, self.size)
+            self.damage = f"{damage}: it is damaged there; {_state(chain, found)}"
+            return found
         return chain
 
     @property
@@ -190,19 +221,27 @@ class Session:
         has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)
         return self.length if has_length else None
 
-    def check(self) -> None:
-        """Read and check index and labels; CorruptArchiveError if one is damaged."""
-        if self._root is not None and self.extents.checked([self._root.index])[0] is None:
-            raise CorruptArchiveError(
-                f"{self.path}: index.rows fails its crc32; {_lost(self.path)}", path=self.path
-            )
-        labels = self.labels
-        if isinstance(labels, StoredLabels):
-            labels.read(labels.column_names)
+    def skipping_damage(self) -> Session:
+        """Copy the session, the copy with labels that leave out what is damaged: samples have the same numbers."""
+        other = copy.copy(self)
+        other.skips_damage = True
+        vars(other).pop("labels", None)
+        return other
+
+    @property
+    def root(self) -> Root | None:
+        """Last root; of an archive that is not sealed, chunks or notes follow it."""
+        return self.chain.root if self._root is None else self._root
 
     @once
     def _contents(self) -> Contents:
         """Rows and labels of an archive that is not sealed."""
+        # A seal that is lost may have named the records of parts.
+        parts = () if self.damage is None else self.chain.parts
+        tables = self._sound_tables()
+        return Contents(self.chain, self.extents.pread, tables, checks_index=False, parts=parts)
+
+    def _sound_tables(self) -> format.TableOf:
         # Without the session: a cycle would keep the mapping until the next garbage collection.
         pread, path, tables, damaged = self.extents.pread, self.path, self.tables, self.damaged
 
@@ -216,7 +255,7 @@ class Session:
                     tables[header.number] = None
             return tables[header.number]
 
-        return Contents(self.chain, pread, sound_table, trusts_index=not self.skips_damage)
+        return sound_table
 
     @property
     def has_all(self) -> bool:
@@ -242,9 +281,40 @@ class Session:
     @once
     def labels(self) -> Any:
         """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
+        if self.skips_damage:
+            return self._sound_labels()
         if self._root is None:
             return self._contents.table()
         return StoredLabels(self._root, self.extents.checked, self.path)
+
+    def _sound_labels(self) -> pa.Table:
+        """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
+        columns: dict[str, Any] = {}
+        for name, is_added in self.label_columns:
+            try:
+                columns[name] = self._column(name)
+            except CorruptArchiveError as error:
+                of_chunks = None if is_added else self._column_of_chunks(name)
+                if of_chunks is not None:
+                    columns[name] = of_chunks
+                    continue
+                what = str(error).removeprefix(f"{self.path}: ").partition(";")[0]
+                base.warn(f"{self.path}: {what}; the column is left out", base.PartialArchiveWarning)
+        return pa.table(columns)
+
+    def _column(self, name: str) -> Any:
+        if self._root is None:
+            return self._contents.column(name, 0, self.length)
+        return StoredLabels(self._root, self.extents.checked, self.path).column(name)
+
+    def _column_of_chunks(self, name: str) -> Any:
+        """Take a column that came with the samples from their chunks; None if one of these does not read."""
+        try:
+            found = map(self._sound_tables(), self.chain.chunks)
+        except CorruptArchiveError:  # the head of a sealed archive
+            return None
+        schema = self._contents.schema if self._root is None else self._root.schema
+        return format.column_of_records(schema.field(name), filter(None, found), self.index.all_rows())
 
     @once
     def keys(self) -> KeyTable | None:
@@ -495,7 +565,8 @@ class Session:
             if not has_changed:
                 file.close()
                 return None
-            return Session(file, *self._options, before=None if self._chain is None else self)
+            before = None if self._chain is None or self.damage is not None else self
+            return Session(file, *self._options, before=before, skips_damage=self.skips_damage)
 
 
 def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:
@@ -559,6 +630,13 @@ def _no_record(session: Session, index: int) -> base.MissingSampleError:
         path=session.path,
         index=index,
     )
+
+
+def _state(before: Chain, found: Chain) -> str:
+    """Tell which state of a damaged archive is read. before: its chain up to the damage."""
+    last, new = found.root_header, max(0, len(found.chunks) - len(before.chunks))
+    seal = "" if last is None else f"the seal at offset {last.offset:,} and "
+    return f"what is read are {seal}{len(found.behind):,} chunks, with {new:,} chunks found behind the damage"
 
 
 def _lost(path: str) -> str:

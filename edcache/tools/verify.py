@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, Ints, LabelError, cut_traceback
-from edcache.format import ChunkTable, Contents, Header, Root
-from edcache.reader import OnProgress, file_digest, no_digest
+from edcache.base import CorruptArchiveError, Ints, LabelError, LaterReleaseError, cut_traceback
+from edcache.format import ChunkTable, Contents, Header, Root, Rows
+from edcache.reader import OnProgress, Session, file_digest, no_digest
 from edcache.storage import ByteSource, located
 
 # Most bytes of records that are read at once, unless one record has more.
@@ -115,16 +115,14 @@ def digest(
         "sha256:" and the hex digits that `sha256sum` prints for the file.
     Raises:
         ArchiveError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
-        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
-        CorruptArchiveError: the head is damaged.
+        ArchiveNotFoundError, CorruptArchiveError; LaterReleaseError, as a reader.
     Cost: reads the file once.
     Safety: it writes nothing and locks nothing. It does not check the file; `verify` does.
     """
     where = located(path, storage_options)
     path, storage_options = where.path, None  # a traceback with locals would show credentials
     with closing(where.open()) as file:
-        if format.read_root(file.pread, file.size(), file.path) is None:
-            format.read_head(file.pread, file.path)  # raises if it is no archive
+        if not Session(file).sealed:
             raise no_digest(file.path)
         return file_digest(file, on_progress)[0]
 
@@ -270,7 +268,7 @@ class Survey:
 
     def _joined(self) -> Contents | None:
         try:
-            return Contents(self.chain, self._pread, self._table, trusts_index=False, keeps_columns=False)
+            return Contents(self.chain, self._pread, self._table, of_chunks=True)
         except (CorruptArchiveError, LabelError) as error:
             self._problem(0, f"its chunks do not go together: {error}")
             return None
@@ -305,6 +303,7 @@ class Survey:
             rows = format.bound(samples, rows, salt)
             at, nbytes = root.index.offset + start * format.ROW.itemsize, len(rows) * format.ROW.itemsize
             stored = np.frombuffer(self._pread(at, nbytes), format.ROW)
+            self._check_known(format.bound(samples[: len(stored)], stored, salt), start)
             differ = samples[: len(stored)][rows[: len(stored)] != stored]
             if len(differ):
                 self._problem(at, f"index.rows has another row of sample {differ[0]} than its chunk")
@@ -313,6 +312,22 @@ class Survey:
                 self.chain.cursor.offset,
                 f"root.json says {root.present:,} records, there are {self.present:,}",
             )
+
+    def _check_known(self, rows: Rows, first: int) -> None:
+        """Raise LaterReleaseError if a record is stored as only a later release knows.
+
+        Its sum tells a flag from a damaged row. rows: as in memory, from sample `first` on.
+        """
+        for row in np.flatnonzero(rows["flags"] & ~np.uint16(format.PRESENT | format.COMPRESSED)).tolist():
+            offset, nbytes, crc, _, flags = rows[row].tolist()
+            end = offset + nbytes + format.behind_nbytes(nbytes)
+            if end > self.size or not format.fits(crc, nbytes, memoryview(self._pread(offset, end - offset))):
+                continue
+            try:
+                format.check_flags(flags)
+            except LaterReleaseError as error:
+                place = f"{self.path}: record {first + row} at offset {offset:,}"
+                raise error.within(place, self.path, first + row) from None
 
     def _check_reordered(self, root: Root) -> None:
         """Compare the rows of the root with those of the chunks by their offset: samples have new numbers."""
@@ -333,6 +348,7 @@ class Survey:
             rows = np.frombuffer(self._pread(at, count * format.ROW.itemsize), format.ROW)
             samples = np.flatnonzero(rows["flags"] & format.PRESENT)
             own = format.bound(samples + start, rows[samples], salt)
+            self._check_known(format.bound(np.arange(start, start + len(rows)), rows, salt), start)
             places = np.searchsorted(known["offset"], own["offset"])
             is_known = places < len(known)
             is_known[is_known] = known[places[is_known]] == own[is_known]

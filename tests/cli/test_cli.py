@@ -7,12 +7,14 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -582,15 +584,28 @@ def test_copy_leaves_out_what_is_damaged(damaged, archive, tmp_path):
     target = tmp_path / "new.zip"
     assert error_of("copy", damaged, "-o", target).endswith("(--skip-damaged)")
     assert not target.exists()
-    (listed,) = report("copy", damaged, "-o", target, "--skip-damaged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = run("copy", damaged, "-o", target, "--skip-damaged", "--json")
+    (listed,) = json.loads(done.stdout)
     assert (listed["samples"], listed["present"]) == (10, 6)
+    assert done.stderr.startswith(
+        f"edcache: warning: {target}: the records of 4 of 10 samples are damaged and"
+    )
     assert CachedDataset.from_cache(target).missing.tolist() == [3, 6, 7, 8]
     assert report("verify", target)["sound"]
     data = bytearray(archive.read_bytes())
     data[data.rindex(b'{"head"') + 9] ^= 1
     damaged.write_bytes(data)
     error_of("copy", damaged, "-o", tmp_path / "whole.zip")
-    run("copy", damaged, "-o", tmp_path / "whole.zip", "--skip-damaged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        said = run("copy", damaged, "-o", tmp_path / "whole.zip", "--skip-damaged").stderr
+    assert said.startswith(f"edcache: warning: {damaged}: root.json at offset ")
+    state = (
+        "; what is read are [0-9] chunks, with 0 chunks found behind the damage: 10 of 10 samples; if a seal"
+    )
+    assert re.search(state, said)
     assert CachedDataset.from_cache(tmp_path / "whole.zip").complete
 
 

@@ -311,13 +311,22 @@ def test_chunks_behind_damage_are_found_again_where_they_say_that_they_are():
     data = flipped(archive.data, archive.headers[1].offset + 20)
     data += b"\0" * (-len(data) % 4096) + format.pack_header(archive.headers[0])  # in a record, as of a copy
     file, chain = walked(data)
-    format.salvage(chain, file.pread, file.next_data, len(data))
-    assert [header.name for header in chain.chunks] == [
-        "chunks/00000001",
-        "chunks/00000003",
-        "chunks/00000007",
-    ]
-    assert chain.root is None
+    found = format.salvaged(chain, file.pread, file.next_data, len(data))
+    names = ["chunks/00000001", "chunks/00000003", "chunks/00000007"]
+    assert [header.name for header in found.chunks] == names
+    assert (chain.chunks, chain.root) == ([archive.headers[0]], None)
+    # The root says where the records of the chunk lie whose header is damaged.
+    assert found.root_header == next(one for one in archive.headers if one.kind == format.ROOT)
+    assert [header.name for header in found.behind] == names[2:]
+
+
+def test_a_root_that_has_moved_counts_no_more():
+    archive = sealed()
+    data = replaced(archive.data, archive.headers[1].offset, bytes(512))
+    data = data[: archive.headers[2].offset] + bytes(4096) + data[archive.headers[2].offset :]
+    file, chain = walked(data)
+    found = format.salvaged(chain, file.pread, file.next_data, len(data))
+    assert (found.root, [header.moved for header in found.behind]) == (None, [0, 4096])
 
 
 def test_parts_of_which_the_root_is_lost_are_found_again():
@@ -327,11 +336,11 @@ def test_parts_of_which_the_root_is_lost_are_found_again():
     last = archive.chunk([3])
     for damaged in (archive.headers[0].offset + 3, part.payload_end):
         file, chain = walked(flipped(archive.data, damaged))
-        format.salvage(chain, file.pread, file.next_data, len(archive.data))
+        found = format.salvaged(chain, file.pread, file.next_data, len(archive.data))
         expected = (
             [part.name, last.name] if damaged < first.payload_offset else [first.name, part.name, last.name]
         )
-        assert [header.name for header in chain.chunks] == expected
+        assert [header.name for header in found.chunks] == expected
 
 
 def test_headers_are_found_at_any_place_of_a_large_file(monkeypatch):
