@@ -24,7 +24,7 @@ from edcache.base import (
     described,
 )
 from edcache.dataset.keyed_cache import KeyedCache, options_of, session_of
-from edcache.format import Key, stored_keys
+from edcache.format import stored_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,7 +106,7 @@ class Memoized(Generic[P, V]):
         self._asks = session_of(cache).asks
         return cache
 
-    def _compare(self, calls: Mapping[Key, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    def _compare(self, calls: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
         """Compute a kept result again if the code of the function has changed since. Raises: StaleCacheError.
 
         Warns if the function raises, or its results do not repeat.
@@ -181,7 +181,7 @@ class Memoized(Generic[P, V]):
         values = tuple(self._part_of_key(name, *item) for item in bound.arguments.items())
         is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
         # Also of numbers and None, which no key of the user's may have.
-        return values[0] if is_plain else format.tuple_text(values)
+        return values[0] if is_plain else format.written_key(values)
 
     def _part_of_key(self, function: str, name: str, value: Any) -> Any:
         if self._signature.parameters[name].kind == _VAR_KEYWORD:
