@@ -3,6 +3,7 @@
 import copy
 import errno
 import functools
+import itertools
 import multiprocessing
 import operator
 import os
@@ -23,6 +24,7 @@ import edcache
 from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format, memoize
 from edcache.dataset import keyed_cache
 from edcache.errors import (
+    ArchiveError,
     CodecError,
     CorruptRecordError,
     PartialArchiveWarning,
@@ -305,7 +307,7 @@ def test_a_few_values_more_are_not_worth_a_seal(path):
     assert seals(path) == 2
     assert max(np.diff(grown)) >= 70_000
     assert sorted(np.diff(grown))[-2] < 2 * 4096
-    assert edcache.verify(path).sound
+    assert edcache.verify(path).problems == []
 
 
 @pytest.mark.parametrize("most_behind", [5, 1000])
@@ -923,6 +925,128 @@ def test_few_and_many_keys_are_computed_once_in_whatever_order_they_are_asked(pa
         calls = Counter(create.calls())
         assert {*calls.values()} == {1}
         assert sorted(map(str, KeyedCache(path).keys())) == sorted(calls)
+
+
+def mixed_keys(count):
+    """Make keys of all types, of which four at a time have one number."""
+    makes = [str, int, lambda n: (n,), lambda n: b"%d" % n, lambda n: ("a", (str(n), n)), lambda n: f"\0{n}"]
+    return [makes[number % len(makes)](number // len(makes)) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "threads", "count"), [(2, 2, 60), pytest.param(8, 2, 500, marks=pytest.mark.full)]
+)
+def test_values_of_mixed_keys_are_computed_once_while_threads_close_the_archive(
+    path, tmp_path, processes, threads, count
+):
+    log = tmp_path / "log"
+    keys = mixed_keys(count)
+
+    def create(key):
+        with log.open("a") as file:
+            file.write(f"{key!r}\n")
+        return value(key)
+
+    def ask(cache, seed):
+        draw = random.Random(seed)
+        own = draw.sample(keys, len(keys))
+        while own:
+            asked = [own.pop() for _ in range(min(len(own), draw.choice([1, 1, 5])))]
+            found = cache.get_many(asked, lambda missing: [*map(create, missing)])
+            assert all(map(same, found, map(value, asked)))
+
+    def close(cache, seed, is_done):
+        draw = random.Random(seed)
+        while not is_done.wait(draw.uniform(0, 0.03)):
+            cache.close(seal=draw.random() < 0.1)
+
+    def process(number):
+        cache, is_done, errors = KeyedCache(path), threading.Event(), []
+        threading.excepthook = lambda raised: errors.append(raised.exc_value)
+        asking = [threading.Thread(target=ask, args=(cache, f"{number}.{k}")) for k in range(threads)]
+        closing = threading.Thread(target=close, args=(cache, number, is_done))
+        for thread in [*asking, closing]:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        is_done.set()
+        closing.join()
+        cache.close()
+        assert errors == []
+
+    children = [in_child(lambda k=k: process(k)) for k in range(processes)]
+    assert [ended(child) for child in children] == [0] * processes
+    assert Counter(log.read_text().splitlines()) == Counter(map(repr, keys))
+    with KeyedCache(path) as cache:
+        assert {*cache.keys()} == {*keys}
+        cache.close(seal=True)
+    assert edcache.verify(path).sound
+
+
+def test_a_close_waits_for_calls_under_way(path):
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    def compute(cache):
+        is_begun.set()
+        assert may_end.wait(20)
+        return cache.get_or_create("inner", lambda: 4) + 1
+
+    def step():
+        cache = KeyedCache(path)
+        asking = threading.Thread(target=cache.get_or_create, args=("a", lambda: compute(cache)))
+        closing = threading.Thread(target=cache.close)
+        asking.start()
+        assert is_begun.wait(20)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        assert cache.get_or_create("b", lambda: 6) == 6  # of another session
+        assert ended(in_child(lambda: cache.get_or_create("c", lambda: 7) == cache["b"] + 1 or 1 / 0)) == 0
+        may_end.set()
+        for thread in (asking, closing):
+            thread.join(20)
+            assert not thread.is_alive()
+        assert [cache.get(key) for key in ("a", "inner", "b", "c")] == [5, 4, 6, 7]
+        cache.close()
+        assert CachedDataset.from_cache(path).complete
+
+    assert ended(in_child(step)) == 0
+
+
+def test_a_child_that_is_forked_amid_calls_does_not_wait_for_them(path):
+    def step():
+        cache, is_done = KeyedCache(path), threading.Event()
+
+        def work(number):
+            for count in itertools.count():
+                if is_done.is_set():
+                    return
+                cache.get_or_create((number, count), lambda n=count: n)
+                if count % 7 == number:
+                    cache.close()
+
+        running = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in running:
+            thread.start()
+        for number in range(scaled(100, 6)):
+            child = in_child(lambda n=number: cache.get_or_create(n, lambda: n) == n or 1 / 0)
+            assert ended(child) == 0
+            assert cache[number] == number
+        is_done.set()
+        for thread in running:
+            thread.join()
+
+    assert ended(in_child(step)) == 0
+
+
+def test_a_close_within_a_call_of_its_own_thread_does_not_wait_for_it(path):
+    def step():
+        cache = KeyedCache(path)
+        with pytest.raises(ArchiveError, match="closed; open it again"):
+            cache.get_or_create("a", lambda: cache.close() or 5)
+        assert cache.get_or_create("a", lambda: 5) == 5
+
+    assert ended(in_child(step)) == 0
 
 
 def test_values_are_made_of_other_ones_while_many_are_computed(path, create):
