@@ -96,7 +96,7 @@ class KeyedCache:
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
-    Cost: a new value takes at most 8 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
+    Cost: a new value takes some 6 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
 
     >>> cache = edcache.KeyedCache("embeddings.zip")
     >>> embedding = cache.get_or_create(prompt, lambda: encode(prompt))
@@ -163,7 +163,11 @@ class KeyedCache:
         Raises: as `get_or_create`.
         """
         keys = key_list(keys)
-        stored = stored_keys(keys)
+        return self._values(keys, stored_keys(keys), create)
+
+    def _values(
+        self, keys: list[Any], stored: list[str], create: Callable[[list[Any]], Iterable[V]]
+    ) -> list[V]:
         with self._in_use() as archive:
             found = archive.find(stored)
             if None in found:
@@ -233,6 +237,11 @@ class KeyedCache:
 def session_of(cache: KeyedCache) -> KeyedSession:
     """Return the session of a cache in this process."""
     return cache._session()
+
+
+def values_of(cache: KeyedCache, stored: list[str], create: Callable[[list[str]], Iterable[V]]) -> list[V]:
+    """Return values as `KeyedCache.get_many`, by keys as they are stored."""
+    return cache._values(stored, stored, create)
 
 
 def options_of(keywords: base.WriteKeywords, door: str) -> WriteOptions:

@@ -45,12 +45,6 @@ def key_list(given: Iterable[Any]) -> list[Any]:
     return list(given)
 
 
-class WrittenKey(str):
-    """Text of a key as a file has it, which stands for the key."""
-
-    __slots__ = ()
-
-
 def stored_keys(given: Collection[object]) -> list[str]:
     """Return the texts of keys. Raises: OptionError, one is no key, or a part of one is none."""
     if {*map(type, given)} == {str}:  # most are; a call for each takes ten times as long
@@ -61,8 +55,6 @@ def stored_keys(given: Collection[object]) -> list[str]:
 
 
 def _text_of(key: object) -> str:
-    if type(key) is WrittenKey:
-        return str.__str__(key)
     plain = _plain(key, key)
     return plain if isinstance(plain, str) and _is_stored_bare(plain) else written_key(plain)
 
@@ -73,9 +65,9 @@ def _is_stored_bare(text: str) -> bool:
     return False
 
 
-def written_key(key: object) -> WrittenKey:
+def written_key(key: object) -> str:
     """Write a value behind a zero, in ASCII: newer releases of Python print more letters."""
-    return WrittenKey(_MARK + ascii(key))
+    return _MARK + ascii(key)
 
 
 def key_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
