@@ -16,7 +16,7 @@ from edcache.dataset.keys import found_keys
 from edcache.dataset.root import Reading, SampleRoot, Share
 from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
-from edcache.format import Key, pa, unify
+from edcache.format import pa, unify
 from edcache.reader import Beside, Projection, Records, Session, Together, last_change
 
 _NEVER = -1, -1
@@ -100,12 +100,12 @@ class Chained(SampleRoot):
         self.bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         self.ranges = [range(start, end) for start, end in itertools.pairwise(self.bounds.tolist())]
 
-    def find_keys(self, keys: Sequence[Key]) -> Ints:
+    def find_keys(self, texts: Sequence[str]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""
-        found = np.full(len(keys), -1)
+        found = np.full(len(texts), -1)
         for part, own in zip(self.parts, self.ranges, strict=True):
             wanted = np.flatnonzero(found < 0)
-            positions = found_keys(part, [keys[place] for place in wanted.tolist()])
+            positions = found_keys(part, [texts[place] for place in wanted.tolist()])
             found[wanted] = np.where((positions < 0) | (positions >= len(own)), -1, positions + own.start)
         return found
 
@@ -180,9 +180,9 @@ class Turns(SampleRoot):
     called, shown, is_divided = "variants", "Variants", False
     is_seeded = True  # the epoch comes with each read
 
-    def find_keys(self, keys: Sequence[Key]) -> Ints:
+    def find_keys(self, texts: Sequence[str]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""
-        found = found_keys(self.parts[0], keys)
+        found = found_keys(self.parts[0], texts)
         return np.where(found < len(self), found, -1)
 
     def label_table(self) -> Any:

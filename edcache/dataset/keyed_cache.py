@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from edcache import base, codec, format, identity, writer
 from edcache.base import (
     ArchiveNotFoundError,
+    CorruptArchiveError,
     CorruptRecordError,
     OptionError,
     SourceError,
@@ -32,10 +33,10 @@ from edcache.format import (
     ChunkTable,
     Head,
     Header,
-    Key,
     KeyTable,
     Root,
     key_list,
+    pa,
     shown_key,
     stored_keys,
 )
@@ -56,16 +57,12 @@ _CLOSING = _CLAIMS
 # Keys that are computed, and locked, at a time: the kernel walks all locks of a file for each. 1,024 take 6 ms, of four
 # processes at once 0.1 s; four times as many 0.08 s and 2.5 s.
 _MOST_LOCKS = 1 << 10
-# A seal takes 65 bytes of the file for each value, a chunk 4 KiB or more; opening reads a chunk behind the seal in
-# 0.1 ms. Of values that are added one by one, the seals then take about as much as the chunks, and opening 0.1 s.
-_VALUES_OF_A_CHUNK, _MOST_BEHIND = 100, 1000
-# An archive that no process closes, as a killed one does not, is sealed with 500 chunks behind its seal, or a 20th of
-# its values: then seals take less than chunks, and opening 0.2 s, or a 20th of 0.3 ms for each value.
-_MOST_OPEN, _PART_OPEN = 500, 20
+# Opening reads a chunk behind the seal in 0.07 ms.
+_MOST_BEHIND = 1000
 # The longest wait for a value while this thread computes others, where these may wait for each other in a circle; and
 # the time between two looks.
 _SECONDS, _POLL_SECONDS = 3.0, 0.05
-# `begun`: path and key of each value that this thread computes.
+# `begun`: path and key of each value that this thread computes, with its claim.
 _of_thread = threading.local()
 
 # Errors of a system for a file or a folder that this process may read and not write.
@@ -94,12 +91,12 @@ class KeyedCache:
         StorageError: in the call of a key without a value, 'kc.zip: "cat" has no value, and the file cannot be written
             here: Permission denied; ...'. A file that cannot be written is opened to read by key.
 
-    A key is text, bytes, an int or a tuple of these; all keys of an archive are of one type. A value is anything that a
-    sample may be.
+    A key is text, bytes, an int or a tuple of these; another one is refused before anything is computed. A value is
+    anything that a sample may be.
     Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
     stores what it computed before it returns; a killed process loses the values that it computes. A value that another
     one asks for may be computed twice if that takes 3 seconds: two that wait for each other would wait for ever.
-    Cost: a new value takes some 8 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
+    Cost: a new value takes some 6 KiB of the file beside its bytes; up to 1,024 of one `get_many` share them.
 
     >>> cache = edcache.KeyedCache("embeddings.zip")
     >>> embedding = cache.get_or_create(prompt, lambda: encode(prompt))
@@ -116,14 +113,29 @@ class KeyedCache:
         # memoize tells a recipe of its function.
         self._made_by = fingerprint if isinstance(fingerprint, Recipe) else _told(fingerprint)
         self.path = writer.store_at(path).path
-        self._files = base.PerProcess[KeyedSession]()
+        self._files, self._turn = base.PerProcess[KeyedSession](), base.ForkLock()
         self._session()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_files": base.PerProcess[KeyedSession]()}
 
     def _session(self) -> KeyedSession:
-        return self._files.get(self._opened)
+        """Return the session of this process, which the first use opens."""
+        with self._turn.held():
+            return self._files.get(self._opened)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[KeyedSession]:
+        """Yield the session of this process, which stays open for the block."""
+        call, archive = object(), None
+        try:
+            with self._turn.held():
+                archive = self._files.get(self._opened)
+                archive.calls[call] = threading.current_thread()
+            yield archive
+        finally:
+            if archive is not None:
+                archive.calls.pop(call, None)
 
     def _opened(self) -> KeyedSession:
         """Open the archive; one that is there and cannot be written is opened for reading alone."""
@@ -151,52 +163,68 @@ class KeyedCache:
         Raises: as `get_or_create`.
         """
         keys = key_list(keys)
-        archive, stored = self._session(), stored_keys(keys)
-        found = archive.find(stored)
-        if None in found:
-            given = {name: key for key, name, there in zip(keys, stored, found, strict=True) if there is None}
-            archive.add(given, create)
+        return self._values(keys, stored_keys(keys), create)
+
+    def _values(
+        self, keys: list[Any], stored: list[str], create: Callable[[list[Any]], Iterable[V]]
+    ) -> list[V]:
+        with self._in_use() as archive:
             found = archive.find(stored)
-        return [archive.read(one) for one in found if one is not None]
+            if None in found:
+                missing = zip(keys, stored, found, strict=True)
+                archive.add({text: key for key, text, there in missing if there is None}, create)
+                found = archive.find(stored)
+            return [archive.read(one) for one in found if one is not None]
 
     @base.cut_traceback
     def __getitem__(self, key: Any) -> Any:
-        archive = self._session()
-        (found,) = archive.find(stored_keys([key]))
-        if found is None:
-            raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
-        return archive.read(found)
+        stored = stored_keys([key])
+        with self._in_use() as archive:
+            (found,) = archive.find(stored)
+            if found is None:
+                raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
+            return archive.read(found)
 
     __iter__ = None  # else it is tried with the keys 0, 1, 2, ...
 
     def get(self, key: Any, default: Any = None) -> Any:
         """Return the value of a key, or `default` if there is none."""
-        archive = self._session()
-        (found,) = archive.find(stored_keys([key]))
-        return default if found is None else archive.read(found)
+        with suppress(UnknownLabelError):
+            return self[key]
+        return default
 
     def __contains__(self, key: Any) -> bool:
-        return self._session().find(stored_keys([key])) != [None]
+        stored = stored_keys([key])
+        with self._in_use() as archive:
+            return archive.find(stored) != [None]
 
     def __len__(self) -> int:
-        return len(self._session().keys())
+        return len(self._stored())
 
     def keys(self) -> list[Any]:
         """Return the keys of all values."""
-        return format.told_keys(self._session().keys())
+        return format.told_keys(self._stored())
+
+    def _stored(self) -> list[str]:
+        with self._in_use() as archive:
+            return archive.keys()
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the archive in this process; idempotent. The next call opens it again.
+        """Close the archive in this process, once calls of other threads have ended; idempotent.
 
-        seal: False seals it if no other process uses it and if that pays: for the first time, and when calls have added
-            values a hundredth as often as there are values, or 1,000 times. True seals it now, so that it opens as a
-            dataset without a warning, and can be copied.
+        The next call opens it again.
+
+        seal: False seals it if no other process uses it and if that pays: for the first time, and when the values that
+            were added since the last seal take twice as much of the file, or were added by 1,000 calls. True seals it
+            now, so that it opens as a dataset without a warning, and can be copied.
         Cost: a seal writes some 65 bytes for each value.
         """
-        if seal:
-            self._session()
-        archive = self._files.pop()
+        with self._turn.held():
+            if seal:
+                self._files.get(self._opened)
+            archive = self._files.pop()
         if archive is not None:
+            archive.wait()
             archive.close(seal)
 
     def __enter__(self) -> Self:
@@ -209,6 +237,11 @@ class KeyedCache:
 def session_of(cache: KeyedCache) -> KeyedSession:
     """Return the session of a cache in this process."""
     return cache._session()
+
+
+def values_of(cache: KeyedCache, stored: list[str], create: Callable[[list[str]], Iterable[V]]) -> list[V]:
+    """Return values as `KeyedCache.get_many`, by keys as they are stored."""
+    return cache._values(stored, stored, create)
 
 
 def options_of(keywords: base.WriteKeywords, door: str) -> WriteOptions:
@@ -233,11 +266,20 @@ def _told(fingerprint: Any) -> Recipe:
     return identity.told(told) if isinstance(told, dict) else Recipe({"fingerprint": told})
 
 
-def _check_told(path: str, origin: Head, recipe: Recipe) -> Difference | None:
-    """Compare an archive with what makes its values. Raises: StaleCacheError, it has another fingerprint."""
-    if not writer.tells_source(origin.fingerprint):
+def _check(path: str, head: Head, recipe: Recipe) -> Difference | None:
+    """Compare an archive with what makes the values.
+
+    Raises: OptionError, its samples were not added by key; StaleCacheError, it has another fingerprint.
+    """
+    if head.labels != ((KEY_COLUMN, None),):
+        has = "with" if KEY_COLUMN in dict(head.labels) else "without"
+        raise OptionError(
+            f"{path}: it is no archive of a KeyedCache, but one of samples {has} keys; read it by "
+            "CachedDataset.from_cache(path), and give KeyedCache another path"
+        )
+    if not writer.tells_source(head.fingerprint):
         return None
-    found = identity.compare(origin.fingerprint, recipe)
+    found = identity.compare(head.fingerprint, recipe)
     if found.settings:
         remedy = "use another path, or delete the file, as cache_clear() of memoize does"
         text = identity.stale_message(path, recipe, found.settings, remedy)
@@ -245,24 +287,38 @@ def _check_told(path: str, origin: Head, recipe: Recipe) -> Difference | None:
     return found
 
 
+def _check_there(path: str, recipe: Recipe) -> None:
+    """Raise as `_check`, before a byte of an archive is changed; one that holds nothing is begun again."""
+    # Else the appender makes it, or refuses it.
+    with suppress(ArchiveNotFoundError, CorruptArchiveError), closing(File.open(path, "r")) as file:
+        chain = Chain(*format.read_head(file.pread, path), path)
+        try:
+            _check(path, chain.head, recipe)
+        except (OptionError, StaleCacheError):
+            chain.extend(file.pread, file.size())
+            if not chain.holds_nothing:
+                raise
+
+
 class KeyedSession:
     """Archive of a KeyedCache in one process that may only read it; `WritingSession` adds values.
 
     Attributes: codec: of its records. asks: what has changed in the code that makes the values, and asks for a
-        comparison of one of them; see `identity.compare`.
+        comparison of one of them; see `identity.compare`. calls: the ones under way, each with its thread.
     """
 
     def __init__(
         self, path: str, recipe: Recipe, file: File, chain: Chain, refused: StorageError | None = None
     ) -> None:
         self._path, self._file, self._chain, self._refused = path, file, chain, refused
-        found = _check_told(path, chain.origin, recipe)
+        self.calls: dict[object, threading.Thread] = {}
+        found = _check(path, chain.head, recipe)
         self.codec = chain.head.codec
         self.asks = [] if found is None else [*found.code, *found.asks]
         self._turn = threading.RLock()
         self._root: Root | None = None
         self._table: KeyTable | None = None
-        self._behind: dict[Key, _Found] = {}
+        self._behind: dict[str, _Found] = {}
         self._decoders: dict[str, Decoder] = {}
         self._seen = 0
         self._look()
@@ -276,13 +332,20 @@ class KeyedSession:
             chain.extend(file.pread, file.size())
             return cls(path, recipe, file, chain, refused)
 
+    def wait(self) -> None:
+        """Wait until no call of another thread is under way."""
+        # Without a lock, which a child that is forked in a call would find held.
+        own = threading.current_thread()
+        while any(one is not own and one.is_alive() for one in list(self.calls.values())):
+            time.sleep(_POLL_SECONDS)
+
     def close(self, seal: bool) -> None:
         """Close it. Raises: StorageError, it is to be sealed, and is not."""
         self._file.close()
         if seal and not self._chain.sealed:
             raise self._unwritable("it is not sealed")
 
-    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+    def add(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Raise StorageError: no value is added."""
         raise self._unwritable(f"{shown_key(next(iter(given.values())))} has no value")
 
@@ -309,16 +372,28 @@ class KeyedSession:
             data = b"" if root.keys is None else self._file.pread(root.keys.offset, root.keys.nbytes)
             crc, count = (0, 0) if root.keys is None else (root.keys.crc32, root.keys.items)
             self._table = KeyTable(memoryview(data), crc, count, root.length, self._path)
+            self._check_kind(None if (column := root.labels.get(KEY_COLUMN)) is None else column.type)
         for header in chain.behind:
             if header.number <= self._seen:
                 continue
             table = self._table_of(header)
-            columns = table.labels.column(KEY_COLUMN).to_pylist(), table.samples.tolist(), table.rows.tolist()
+            keys = table.labels.column(KEY_COLUMN)
+            self._check_kind(keys.type)
+            columns = keys.to_pylist(), table.samples.tolist(), table.rows.tolist()
             for key, sample, row in zip(*columns, strict=True):
                 self._behind[key] = sample, row, table.schemas[row[3]]
             self._seen = header.number
 
-    def keys(self) -> list[Key]:
+    def _check_kind(self, kind: pa.DataType | None) -> None:
+        """Raise OptionError if the column of keys is not of text, as another one than a KeyedCache may make it."""
+        if kind not in (pa.string(), pa.large_string(), pa.null()):
+            found = "was dropped" if kind is None else f"is of {kind}"
+            raise OptionError(
+                f'{self._path}: its label column "{KEY_COLUMN}" {found}, where a KeyedCache has text; read it by '
+                "CachedDataset.from_cache(path), and give KeyedCache another path"
+            )
+
+    def keys(self) -> list[str]:
         """Return the keys of all values, as they are stored."""
         with self._turn:
             self._look()
@@ -328,7 +403,7 @@ class KeyedSession:
                 return []
             return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
 
-    def find(self, keys: Sequence[Key]) -> list[_Found | None]:
+    def find(self, keys: Sequence[str]) -> list[_Found | None]:
         """Find the values of keys; looks at other processes' new ones if some are missing."""
         with self._turn:
             found = [self._behind.get(key) for key in keys]
@@ -390,6 +465,7 @@ class WritingSession(KeyedSession):
             compression=options.compression,
             fingerprint=recipe.to_json(),
         )
+        _check_there(path, recipe)
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
             super().__init__(path, recipe, self._appender.file, self._appender.chain)
@@ -407,7 +483,8 @@ class WritingSession(KeyedSession):
                 self._appender.claims.wait(_CLOSING)
                 self._appender.catch_up()
                 is_last = not self._appender.chain.sealed and not self._appender.claims.has_fillers
-                if seal or (is_last and self._pays_to_seal()):
+                is_due = self._pays_to_seal() or len(self._appender.chain.behind) >= _MOST_BEHIND
+                if seal or (is_last and is_due):
                     writer.seal(self._appender)
                 elif is_last:
                     self._appender.sync()  # as a seal does
@@ -415,15 +492,21 @@ class WritingSession(KeyedSession):
                 self._appender.close()
 
     def _pays_to_seal(self) -> bool:
+        """True if the chunks behind the last seal take twice as much of the file as that seal.
+
+        So of values that are added one by one seals take about half as much as chunks, a page each.
+        """
         chain = self._appender.chain
-        least = min(chain.end_index // _VALUES_OF_A_CHUNK, _MOST_BEHIND)
-        return chain.root is None or len(chain.behind) >= least
+        if chain.root is None or not chain.behind:
+            return chain.root is None
+        start = chain.behind[0].offset
+        return chain.cursor.offset - start >= 2 * (start - chain.root.index.offset)
 
     def _look(self) -> None:
         self._appender.check_usable()
         super()._look()
 
-    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+    def add(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute values, and store them; but none that another process has stored meanwhile.
 
         given: the caller's key of each stored key. create: as of `KeyedCache.get_many`.
@@ -432,32 +515,37 @@ class WritingSession(KeyedSession):
         for start in range(0, len(keys), _MOST_LOCKS):
             self._add({key: given[key] for key in keys[start : start + _MOST_LOCKS]}, create)
 
-    def _add(self, given: dict[Key, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+    def _add(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute and store values under their claims."""
-        begun: set[tuple[str, Key]] = vars(_of_thread).setdefault("begun", set())
+        begun: dict[tuple[str, str], int] = vars(_of_thread).setdefault("begun", {})
         for key in given:
             if (self._path, key) in begun:
                 shown = shown_key(given[key])
                 raise RecursionError(f"{self._path}: {shown}: computing its value asks for this value")
-        claims = sorted({int(hashed) % _CLAIMS for hashed in format.key_hashes(given)[:, 0].tolist()})
-        with self._claims.holding(claims):
-            missing = self._missing(given)
-            if not missing:
-                return
-            own = {(self._path, key) for key in missing}
-            begun |= own
+        hashes = format.key_hashes(given)[:, 0].tolist()
+        own = {(self._path, key): hashed % _CLAIMS for key, hashed in zip(given, hashes, strict=True)}
+        last = max((claim for (path, _), claim in begun.items() if path == self._path), default=-1)
+        with self._claims.holding(sorted({*own.values()}), last):
+            begun.update(own)
             try:
-                values = self._values(given, missing, create)
+                self._compute(given, create)
             finally:
-                begun -= own
-            if len(values) != len(missing):
-                raise OptionError(
-                    f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
-                )
-            self._store(dict(zip(missing, values, strict=True)))
+                for name in own:
+                    del begun[name]
+
+    def _compute(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
+        missing = self._missing(given)
+        if not missing:
+            return
+        values = self._values(given, missing, create)
+        if len(values) != len(missing):
+            raise OptionError(
+                f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
+            )
+        self._store(dict(zip(missing, values, strict=True)))
 
     def _values(
-        self, given: dict[Key, Any], missing: list[Key], create: Callable[[list[Any]], Iterable[Any]]
+        self, given: dict[str, Any], missing: list[str], create: Callable[[list[Any]], Iterable[Any]]
     ) -> list[Any]:
         """Compute the values of missing keys; of an iterator that raises, the ones before are stored."""
         values: list[Any] = []
@@ -482,11 +570,11 @@ class WritingSession(KeyedSession):
             raise OptionError(f"{text}; return a list of their values, in the order of the keys")
         return values
 
-    def _missing(self, keys: Iterable[Key]) -> list[Key]:
+    def _missing(self, keys: Iterable[str]) -> list[str]:
         keys = list(keys)
         return [key for key, one in zip(keys, self.find(keys), strict=True) if one is None]
 
-    def _store(self, values: dict[Key, Any]) -> None:
+    def _store(self, values: dict[str, Any]) -> None:
         """Append values, but none that is there by now: a call that did not wait for a claim may have made it, too."""
         with self._turn:
             self._adding[:] = self._missing(values)
@@ -494,8 +582,7 @@ class WritingSession(KeyedSession):
                 for number, key in enumerate(self._adding):
                     self._builder.add(number, values[key])
             self._builder.publish(self._appender, continues=True)
-            chain = self._appender.chain
-            if len(chain.behind) >= max(_MOST_OPEN, chain.end_index // _PART_OPEN):
+            if len(self._appender.chain.behind) >= _MOST_BEHIND and self._pays_to_seal():
                 writer.seal(self._appender)
             self._look()
 
@@ -515,12 +602,10 @@ class _Claims:
         self._held: dict[int, tuple[threading.Thread, object]] = {}
 
     @contextmanager
-    def holding(self, claims: list[int]) -> Iterator[None]:
-        """Hold claims, which rise, for the block."""
+    def holding(self, claims: list[int], last: int) -> Iterator[None]:
+        """Hold claims, which rise, for the block. last: the highest one that this thread holds, -1 without one."""
         call = threading.current_thread(), object()
         limit = time.monotonic() + _SECONDS
-        with self._turn:
-            last = max((claim for claim, held in self._held.items() if held[0] is call[0]), default=-1)
         try:
             for claim in claims:
                 self._take(claim, call, None if claim > last else limit)

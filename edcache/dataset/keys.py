@@ -12,7 +12,7 @@ from edcache import identity
 from edcache.base import Ints, MissingSampleError
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.dataset.root import Reading, SampleRoot
-from edcache.format import KEY_COLUMN, Key, pa, pc, stored_keys, told_keys
+from edcache.format import KEY_COLUMN, key_texts, pa, pc, stored_keys, told_keys
 from edcache.reader import at, steps
 
 
@@ -43,25 +43,14 @@ def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
     return found_keys(reading_of(dataset), stored_keys(given))
 
 
-def found_keys(reading: Reading, stored: Sequence[Key]) -> Ints:
-    """Find positions as `positions_of`, by keys as they are stored."""
+def found_keys(reading: Reading, texts: Sequence[str]) -> Ints:
+    """Find positions as `positions_of`, by the texts of keys."""
     if reading.selection is None:
-        return reading.root.find_keys(stored)
+        return reading.root.find_keys(texts)
     # By the column: a view may lack the first of several samples with one key.
-    column = reading.labels.column(KEY_COLUMN)
-    found: Ints = pc.index_in(_of_type(stored, column.type), column, skip_nulls=True).fill_null(-1).to_numpy()
+    column = key_texts(reading.labels.column(KEY_COLUMN))
+    found: Ints = pc.index_in(pa.array(texts, column.type), column, skip_nulls=True).fill_null(-1).to_numpy()
     return found.astype(np.int64)
-
-
-def _of_type(stored: Sequence[Key], kind: pa.DataType) -> pa.Array:
-    """Return keys as a column of one type, with null for a key of another type: 1, "1" and b"1" are three keys."""
-    if pa.types.is_integer(kind):
-        limits = np.iinfo(kind.to_pandas_dtype())
-        fits = [type(key) is int and limits.min <= key <= limits.max for key in stored]
-    else:
-        own = str if pa.types.is_string(kind) or pa.types.is_large_string(kind) else bytes
-        fits = [type(key) is own for key in stored]
-    return pa.array([key if is_one else None for key, is_one in zip(stored, fits, strict=True)], kind)
 
 
 def keys_from(source: Any, key: str | Callable[[Any], Any] | None) -> Callable[[], list[Any]] | None:
@@ -89,7 +78,7 @@ def _label_keys(source: Readable[Any], name: str) -> list[Any]:
             "ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]",
             index=keys.index(None),
         )
-    return keys
+    return told_keys(keys) if name == KEY_COLUMN else keys
 
 
 def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:

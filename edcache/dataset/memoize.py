@@ -23,8 +23,8 @@ from edcache.base import (
     StaleCacheError,
     described,
 )
-from edcache.dataset.keyed_cache import KeyedCache, options_of, session_of
-from edcache.format import Key, stored_keys
+from edcache.dataset.keyed_cache import KeyedCache, options_of, session_of, values_of
+from edcache.format import stored_keys
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,7 +106,7 @@ class Memoized(Generic[P, V]):
         self._asks = session_of(cache).asks
         return cache
 
-    def _compare(self, calls: Mapping[Key, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    def _compare(self, calls: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
         """Compute a kept result again if the code of the function has changed since. Raises: StaleCacheError.
 
         Warns if the function raises, or its results do not repeat.
@@ -153,12 +153,12 @@ class Memoized(Generic[P, V]):
 
     def _results(self, calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[V]:
         keys = [self._key_of(args, kwargs) for args, kwargs in calls]
-        by_key = dict(zip(stored_keys(keys), calls, strict=True))
+        by_key = dict(zip(keys, calls, strict=True))
 
-        def create(missing: list[Any]) -> Iterator[V]:
+        def create(missing: list[str]) -> Iterator[V]:
             with self._turn.held():
                 self._misses += len(missing)
-            for key in stored_keys(missing):
+            for key in missing:
                 args, kwargs = by_key[key]
                 yield self._function(*args, **kwargs)
 
@@ -167,11 +167,12 @@ class Memoized(Generic[P, V]):
         cache = self.cache
         if self._asks:
             self._compare(by_key)
-        return cache.get_many(keys, create)
+        return values_of(cache, keys, create)
 
-    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return the key of a result, as it is stored."""
         if self._key is not None:
-            return self._key(*args, **kwargs)
+            return stored_keys([self._key(*args, **kwargs)])[0]
         name = self._name.partition(":")[2]
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -181,7 +182,7 @@ class Memoized(Generic[P, V]):
         values = tuple(self._part_of_key(name, *item) for item in bound.arguments.items())
         is_plain = self._is_of_one and type(values[0]) in (str, bytes, int)
         # Also of numbers and None, which no key of the user's may have.
-        return values[0] if is_plain else format.tuple_text(values)
+        return stored_keys(values)[0] if is_plain else format.written_key(values)
 
     def _part_of_key(self, function: str, name: str, value: Any) -> Any:
         if self._signature.parameters[name].kind == _VAR_KEYWORD:

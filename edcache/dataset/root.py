@@ -32,7 +32,7 @@ from edcache.base import EdcacheError, ImageError, Ints, MissingSampleError, Opt
 from edcache.codec import as_read
 from edcache.dataset.selection import Selection
 from edcache.dataset.transforms import Draw, Draws, Pipeline, extended, is_seeded
-from edcache.format import KEY_COLUMN, Failure, Key, key_hashes
+from edcache.format import KEY_COLUMN, Failure, key_hashes
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader import Made, Projection, Reader, Records, Session, Several
 
@@ -181,8 +181,8 @@ class SampleRoot:
         """Return the label columns of all samples as a pyarrow Table."""
         raise NotImplementedError
 
-    def find_keys(self, keys: Sequence[Key]) -> Ints:
-        """Return the index of the first sample with each key: int64 [n], -1 for none."""
+    def find_keys(self, texts: Sequence[str]) -> Ints:
+        """Return the index of the first sample with each key, given as text: int64 [n], -1 for none."""
         raise OptionError(f"the samples of {self!r} are put together, and have no keys of their own")
 
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
@@ -309,15 +309,15 @@ class Archive(SampleRoot):
             self._labels = Labels(lambda: self.reader.session.labels, num_rows=len(self))
         return self._labels
 
-    def find_keys(self, keys: Sequence[Key]) -> Ints:
-        """Return the index of the first sample with each key: int64 [n], -1 for none."""
+    def find_keys(self, texts: Sequence[str]) -> Ints:
+        """Return the index of the first sample with each key, given as text: int64 [n], -1 for none."""
         table = self.reader.session.keys
         if table is None:
             raise OptionError(
                 f"{self.path}: has no keys; they come from sample_key(index) of the source, or from a label column "
                 f'"{KEY_COLUMN}" of text, bytes or integers'
             )
-        return table.find(key_hashes(keys))
+        return table.find(key_hashes(texts))
 
     def one(self, index: int, fields: Projection | None) -> Any:
         """Read a sample, or some fields of it."""

@@ -1,9 +1,10 @@
 """Keys as a file has them, and the table of an archive's keys: to the number of a sample, by sorted hashes.
 
-Text, bytes and ints are stored as they are; of a tuple a zero, and its text as Python writes it: 1, "1", b"1" and (1,)
-are four keys.
+The text of a key is the key itself, if it is text. Of any other key, and of a text that begins with a zero or is no
+UTF-8, it is a zero and the key as Python writes it. So 1, "1", b"1" and (1,) are four keys, and keys of all kinds fit
+into one column. A column of integers or bytes has keys too; a look-up goes by the text of each.
 
-A payload has three arrays of n items: the upper and the lower half of the hash of each key, rising, u64; and the
+A payload has three arrays of n items: the upper and the lower half of the hash of each text, rising, u64; and the
 sample, i64. Of a key that several samples have it names the first. Behind them lie the crc32s of blocks of 64 KiB, so
 that a look-up reads and checks what it touches alone.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Collection, Iterable
-from typing import Any, Final, TypeAlias, cast
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import CorruptArchiveError, Ints, OptionError, described, shown
-from edcache.format.arrays import is_text, pa
+from edcache.format.arrays import is_text, pa, pc
 from edcache.format.entries import crc32
 from edcache.format.records import BLOCK_NBYTES, behind_nbytes, block_crc32s
 
@@ -27,10 +29,11 @@ KEYS_NAME: Final = "index.keys"
 KEY_COLUMN: Final = "key"
 """Label column whose values, texts, bytes or integers, are found by the table."""
 
-TUPLE_MARK: Final = "\0"
-"""Begins the text of a tuple. A text that begins so is taken for one."""
+_MARK: Final = "\0"  # begins the text of a key that is written as Python does
 
 Key: TypeAlias = str | bytes | int
+"""Value of a column of keys."""
+
 Hashes: TypeAlias = "npt.NDArray[np.uint64]"
 _PIECE: Final = 1 << 16  # keys that are Python objects at once
 
@@ -42,30 +45,50 @@ def key_list(given: Iterable[Any]) -> list[Any]:
     return list(given)
 
 
-def stored_keys(given: Collection[object]) -> list[Key]:
-    """Return keys as they are stored. Raises: OptionError, one is no key, or a part of one is none."""
-    if {*map(type, given)} in ({str}, {int}):
-        return list(given)  # type: ignore[arg-type]
-    stored: list[Key] = []
-    for key in given:
-        plain = _plain(key, key)
-        stored.append(tuple_text(plain) if isinstance(plain, tuple) else plain)
-    return stored
+def stored_keys(given: Collection[object]) -> list[str]:
+    """Return the texts of keys. Raises: OptionError, one is no key, or a part of one is none."""
+    if {*map(type, given)} == {str}:  # most are; a call for each takes ten times as long
+        together = "".join(given)  # type: ignore[arg-type]
+        if together.isascii() and _MARK not in together:
+            return list(given)  # type: ignore[arg-type]
+    return [_text_of(key) for key in given]
 
 
-def tuple_text(parts: tuple[Any, ...]) -> str:
-    """Return a tuple of plain values as it is stored: in ASCII, as newer releases of Python print more letters."""
-    return TUPLE_MARK + ascii(parts)
+def _text_of(key: object) -> str:
+    plain = _plain(key, key)
+    return plain if isinstance(plain, str) and _is_stored_bare(plain) else written_key(plain)
+
+
+def _is_stored_bare(text: str) -> bool:
+    with suppress(UnicodeEncodeError):  # of a lone surrogate, as in the name of a file
+        return not text.encode().startswith(b"\0")
+    return False
+
+
+def written_key(key: object) -> str:
+    """Write a value behind a zero, in ASCII: newer releases of Python print more letters."""
+    return _MARK + ascii(key)
+
+
+def key_texts(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return the texts of the keys of a column; null for a value that is none. A column of text has them already."""
+    if pa.types.is_integer(column.type):
+        return pc.binary_join_element_wise(_MARK, column.cast(pa.string()), "")
+    if column.type in (pa.binary(), pa.large_binary()):
+        return pa.array(
+            [None if key is None else written_key(key) for key in column.to_pylist()], pa.string()
+        )
+    return column if has_keys(column.type) else pa.nulls(len(column), pa.string())
 
 
 def told_keys(stored: Iterable[Key]) -> list[Any]:
-    """Return stored keys as they were given."""
-    return [_told(key) if isinstance(key, str) and key.startswith(TUPLE_MARK) else key for key in stored]
+    """Return keys of a column as they were given."""
+    return [_told(key) if isinstance(key, str) and key.startswith(_MARK) else key for key in stored]
 
 
 def shown_key(key: object) -> str:
     """Return a short text of a key for an error; of a tuple with its parts."""
-    if isinstance(key, str) and key.startswith(TUPLE_MARK):
+    if isinstance(key, str) and key.startswith(_MARK):
         key = _told(key)
     if not isinstance(key, tuple):
         return shown(key)
@@ -73,9 +96,10 @@ def shown_key(key: object) -> str:
 
 
 def _told(text: str) -> Any:
+    written = text.removeprefix(_MARK)
     try:
-        return ast.literal_eval(text.removeprefix(TUPLE_MARK))
-    except (SyntaxError, ValueError):  # no text of a tuple, or one of memoize with an infinite number in it
+        return int(written) if written.lstrip("-").isdecimal() else ast.literal_eval(written)
+    except (SyntaxError, ValueError):  # no text of a key, or one of memoize with an infinite number in it
         return text
 
 
@@ -100,15 +124,10 @@ def has_keys(kind: pa.DataType) -> bool:
     return is_text(kind) or pa.types.is_integer(kind)
 
 
-def key_hashes(keys: Iterable[Key]) -> Hashes:
-    """Hash keys: uint64 [n, 2], the halves of a blake2b of 16 bytes; of text, bytes and ints by their kind."""
+def key_hashes(texts: Iterable[str]) -> Hashes:
+    """Hash the texts of keys: uint64 [n, 2], the halves of a blake2b of 16 bytes."""
     blake2b = hashlib.blake2b
-    keys = list(keys)
-    if {*map(type, keys)} == {str}:  # most are; a call for each takes as long as the hash
-        parts = [b"s" + key.encode("utf-8", "surrogatepass") for key in cast("list[str]", keys)]
-    else:
-        parts = list(map(_bytes_of, keys))
-    data = b"".join([blake2b(part, digest_size=16).digest() for part in parts])
+    data = b"".join([blake2b(text.encode(), digest_size=16).digest() for text in texts])
     return np.frombuffer(data, ">u8").reshape(-1, 2).astype(np.uint64)
 
 
@@ -116,14 +135,8 @@ def column_hashes(column: pa.Array | pa.ChunkedArray) -> Hashes:
     """Hash the keys of a column without nulls, as `key_hashes` does."""
     hashes = np.empty((len(column), 2), np.uint64)
     for start in range(0, len(column), _PIECE):
-        hashes[start : start + _PIECE] = key_hashes(column.slice(start, _PIECE).to_pylist())
+        hashes[start : start + _PIECE] = key_hashes(key_texts(column.slice(start, _PIECE)).to_pylist())
     return hashes
-
-
-def _bytes_of(key: Key) -> bytes:
-    if isinstance(key, str):
-        return b"s" + key.encode("utf-8", "surrogatepass")
-    return b"b" + key if isinstance(key, bytes) else b"i%d" % key
 
 
 def pack_keys(hashes: Hashes, samples: Ints) -> tuple[memoryview, int, int]:

@@ -22,13 +22,13 @@ import torch
 from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
 from edcache.format import (
     KEY_COLUMN,
-    TUPLE_MARK,
-    Hashes,
     Key,
     from_numpy,
+    key_texts,
     missing_rows,
     one_chunk,
     pa,
+    pc,
     stored_keys,
 )
 from edcache.identity.recipe import has_method, shared_of, tells, values_of
@@ -40,29 +40,20 @@ _PIECE: Final = 1 << 20  # samples whose texts are copied at once
 _TOLD: Final = 1 << 16  # keys and versions that are objects of Python at once
 _TOLD_APART: Final = frozenset({bool, bytes, float, int, str, type(None)})  # types whose `repr` is the value
 _VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview gives, one after another
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-_MASKS: Final = np.array([(1 << 8 * nbytes) - 1 for nbytes in range(9)], np.uint64)
 
 
 class Keyed:
     """Keys and versions of samples, of a source or of an archive, as an archive stores them.
-
-    Equal samples are found by hashes of 64 bits, which are sorted once. What they find is compared by all bytes, and if
-    two texts have one hash, all are hashed anew, by a slow hash from another start.
 
     Attributes: keys: texts, bytes or integers [n]. versions: texts [n], empty ones if nothing tells them apart.
     """
 
     def __init__(self, keys: pa.Array, versions: pa.Array) -> None:
         self.keys, self.versions = keys, versions
-        self._sorted: tuple[int, Hashes, Ints] | None = None
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
-        """Take keys and versions from a source; None if it has no keys.
-
-        Raises: OptionError, its keys are of several types, or ints beyond 64 bits.
-        """
+        """Take keys and versions from a source; None if it has no keys. Raises: OptionError, one is no key."""
         if not tells(source, "sample_key"):
             return None
         keys = _column_of(_told(source, "sample_key"))
@@ -119,16 +110,14 @@ class Keyed:
     @once
     def first_equal(self) -> Ints:
         """First sample that is equal to each: int64 [n]."""
-        hashes = hashes_of((self.keys, self.versions), 0)
-        hashes.sort()  # mostly no two are equal: to see that takes a third of a search
-        if np.all(hashes[1:] != hashes[:-1]):
-            return np.arange(len(self))
-        return self.places_in(self)
+        numbers = self._joined().dictionary_encode().indices.to_numpy()  # values as they first appear
+        firsts: Ints = np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))
+        first_equal: Ints = firsts[numbers]
+        return first_equal
 
     def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
-        """Raise OptionError if the keys of an archive are of another type: 1, "1" and ("1",) are three keys."""
-        firsts = [*there.drop_null()[:1].to_pylist(), *self.keys[:1].to_pylist()]
-        kinds = [_kind_of(key) for key in firsts]
+        """Raise OptionError if the keys of an archive are in a column of another kind, which takes none of these."""
+        kinds = [_kind_of(column.type) for column in (there, self.keys) if len(column.drop_null())]
         if len({*kinds}) > 1:
             raise OptionError(
                 f"{path}: its keys are {kinds[0]}, sample_key() of the source returns {kinds[1]}; use another path, or "
@@ -137,97 +126,30 @@ class Keyed:
 
     def places_in(self, there: Keyed) -> Ints:
         """Find each sample among others: int64 [n], the first equal one, -1 for none. No key or version is null."""
-        if there is not self and self._begins_with(there):  # most sources that change have grown at their end
+        if self._begins_with(there):  # most sources that change have grown at their end
             rest = Keyed(self.keys[len(there) :], self.versions[len(there) :])
             return np.concatenate([self.first_equal[: len(there)], rest.places_in(there)])
-        start = 0
-        while not self._are_equal(there, places := self._found_in(there, start)):
-            start += 1
-        # A look among themselves, which comes first, keeps 16 bytes a sample for the look among others.
-        if there is not self:
-            self._sorted = None
-        return places
+        places: Ints = pc.index_in(self._joined(), there._joined()).fill_null(-1).to_numpy()
+        return places.astype(np.int64)
 
     def _begins_with(self, there: Keyed) -> bool:
         own = self.keys[: len(there)], self.versions[: len(there)]
         return len(there) > 0 and own[0].equals(there.keys) and own[1].equals(there.versions)
 
-    def _found_in(self, there: Keyed, start: int) -> Ints:
-        """Find the first sample with the hash of each; -1 for none."""
-        places = np.full(len(self), -1)
-        if len(self) and len(there):
-            hashes, order = self.by_hash(start)
-            found, rows = there.by_hash(start)
-            at = np.minimum(np.searchsorted(found, hashes), len(found) - 1)
-            places[order] = np.where(found[at] == hashes, rows[at], -1)
-        return places
-
-    def by_hash(self, start: int) -> tuple[Hashes, Ints]:
-        """Return the hashes from a start, rising, and their samples; equal ones in their order."""
-        if self._sorted is None or self._sorted[0] != start:
-            hashes = hashes_of((self.keys, self.versions), start)
-            order = np.argsort(hashes, kind="stable")
-            self._sorted = start, hashes[order], order
-        return self._sorted[1:]
-
-    def _are_equal(self, there: Keyed, places: Ints) -> bool:
-        """True if each sample has key and version of the one at its place; a place of -1 is passed over."""
-        others = np.flatnonzero((places >= 0) & ((there is not self) | (places != np.arange(len(places)))))
-        for start in range(0, len(others), _PIECE):
-            rows = others[start : start + _PIECE]
-            for own, found in ((self.keys, there.keys), (self.versions, there.versions)):
-                if not _texts_at(own, rows).equals(_texts_at(found, places[rows])):
-                    return False
-        return True
-
-
-def hashes_of(columns: Sequence[pa.Array], start: int) -> Hashes:
-    """Hash the texts or integers of columns, row by row: uint64 [n]. Other starts give other hashes.
-
-    The ones of start 0 are fast, and no defence: who knows them makes texts of one hash, and would from any start. The
-    others are blake2b. Cost: 50 ns for texts of 16 bytes; 2 us from another start.
-    """
-    if start:
-        return _strong_hashes(columns, start)
-    hashes: Hashes = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        for first in range(0, len(column), _PIECE):
-            _mix(hashes[first : first + _PIECE], *_texts(column.slice(first, _PIECE)))
-    return hashes
-
-
-def _strong_hashes(columns: Sequence[pa.Array], start: int) -> Hashes:
-    hashes: Hashes = np.empty(len(columns[0]), np.uint64)
-    salt = start.to_bytes(8, "little")
-    for first in range(0, len(hashes), _TOLD):
-        rows = zip(*(_binary(column.slice(first, _TOLD)).to_pylist() for column in columns), strict=True)
-        digests = [hashlib.blake2b(repr(row).encode(), digest_size=8, salt=salt).digest() for row in rows]
-        hashes[first : first + _TOLD] = np.frombuffer(b"".join(digests), "<u8")
-    return hashes
-
-
-def _mix(hashes: Hashes, ends: Ints, data: npt.NDArray[np.uint8]) -> None:
-    """Mix texts into hashes, 8 bytes at a time, and their lengths. ends: int64 [n + 1], from 0 on."""
-    padded = np.concatenate([data, np.zeros(8, np.uint8)])
-    words = np.ndarray((len(data) + 1,), "<u8", padded, strides=(1,))
-    at, left = ends[:-1].copy(), np.diff(ends)
-    hashes ^= left.astype(np.uint64)
-    rows = np.arange(len(at))
-    while len(rows):
-        taken = words[at[rows]] & _MASKS[np.minimum(left[rows], 8)]
-        mixed = hashes[rows] ^ taken
-        # First: else two texts that differ in highest bits alone could have one hash.
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= _MULTIPLIER
-        hashes[rows] = mixed ^ mixed >> np.uint64(32)
-        at[rows] += 8
-        left[rows] -= 8
-        rows = rows[left[rows] > 0]
+    def _joined(self) -> pa.Array:
+        """Join key and version of each sample; the bytes of the key, in front, say where it ends."""
+        kind = pa.large_string()
+        keys, versions = key_texts(self.keys).cast(kind), self.versions.cast(kind)
+        return pc.binary_join_element_wise(
+            pc.binary_length(keys).cast(kind), keys, versions, pa.scalar(":", kind)
+        )
 
 
 def _texts(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Return the ends of texts, int64 [n + 1] from 0 on, and their bytes; integers as they are written."""
-    column = _binary(column)
+    column = (column.cast(pa.string()) if pa.types.is_integer(column.type) else column).cast(
+        pa.large_binary()
+    )
     _, ends, data = column.buffers()
     if not len(column) or data is None:  # all are empty
         return np.zeros(len(column) + 1, np.int64), np.empty(0, np.uint8)
@@ -235,51 +157,36 @@ def _texts(column: pa.Array) -> tuple[Ints, npt.NDArray[np.uint8]]:
     return own - own[0], np.frombuffer(data, np.uint8)[own[0] : own[-1]]
 
 
-def _texts_at(column: pa.Array, rows: Ints) -> pa.Array:
-    return _binary(column.take(from_numpy(rows, pa.int64())))
-
-
-def _binary(column: pa.Array) -> pa.Array:
-    return (column.cast(pa.string()) if pa.types.is_integer(column.type) else column).cast(pa.large_binary())
-
-
 def _column_of(told: Iterator[list[Any]]) -> pa.Array:
-    """Return keys as a column. Raises: OptionError, one is no key, they are of several types, or beyond 64 bits."""
-    kinds, arrays = set[str](), list[pa.Array]()
+    """Return keys as a column: of integers or bytes if all are, else of texts. Raises: OptionError, one is no key."""
+    arrays = list[pa.Array]()
     for piece in told:
         try:
-            keys = stored_keys(piece)
+            arrays.append(_array_of(piece))
         except OptionError as error:
             raise error.within("sample_key() of the source") from None
-        kinds |= _kinds_of(keys)
-        if len(kinds) > 1:
-            continue
-        try:
-            arrays.append(pa.array(keys))
-        except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as error:
-            remedy = "give ints of 64 bits, and text without lone surrogates"
-            raise OptionError(f"sample_key() of the source: {error}; {remedy}") from error
-    if len(kinds) > 1:
-        names = " and ".join(sorted(kinds))
-        raise OptionError(f"sample_key() of the source returns {names}; give keys of one type")
+    if len({array.type for array in arrays}) > 1:
+        arrays = [*map(key_texts, arrays)]
     return _joined(arrays)
+
+
+def _array_of(keys: list[Any]) -> pa.Array:
+    texts = stored_keys(keys)
+    if all(isinstance(key, bytes) for key in keys):
+        return pa.array(keys, pa.binary())
+    if all(isinstance(key, int | np.integer) and abs(key) < 1 << 63 for key in keys):
+        return pa.array(keys, pa.int64())
+    return pa.array(texts, pa.string())
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
     return one_chunk(pa.chunked_array(arrays or [pa.array([], pa.string())]))
 
 
-def _kinds_of(keys: Sequence[Key]) -> set[str]:
-    classes = {*map(type, keys)}
-    if classes == {str}:  # a call for each takes longer than all else
-        return {"tuples" if is_marked else "text" for is_marked in {key[:1] == TUPLE_MARK for key in keys}}  # type: ignore[index]
-    return {_kind_of(key) for key in keys} if len(classes) > 1 else {*map(_kind_of, keys[:1])}
-
-
-def _kind_of(key: Key) -> str:
-    if isinstance(key, str):
-        return "tuples" if key.startswith(TUPLE_MARK) else "text"
-    return "bytes" if isinstance(key, bytes) else "ints"
+def _kind_of(column: pa.DataType) -> str:
+    if pa.types.is_integer(column):
+        return "ints"
+    return "bytes" if column in (pa.binary(), pa.large_binary()) else "text, or of several types"
 
 
 def all_of(source: Any, name: str) -> list[Any]:

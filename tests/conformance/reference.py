@@ -305,10 +305,9 @@ def _keys(column: dict[int, Any]) -> bytes:
     """The table of the values of a column, in the order of their hashes; of equal ones the first sample."""
     first: dict[bytes, int] = {}
     for sample, key in column.items():
-        text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
-        kind = {str: b"s", bytes: b"b", int: b"i"}.get(type(key))
-        if kind is not None:
-            first.setdefault(hashlib.blake2b(kind + text, digest_size=16).digest(), sample)
+        if type(key) in (str, bytes, int):
+            text = key if isinstance(key, str) else "\0" + ascii(key)
+            first.setdefault(hashlib.blake2b(text.encode(), digest_size=16).digest(), sample)
     hashes, samples = sorted(first), [first[one] for one in sorted(first)]
     numbers = [int.from_bytes(one[at : at + 8], "big") for at in (0, 8) for one in hashes]
     table = struct.pack(f"<{len(numbers)}Q{len(samples)}q", *numbers, *samples)

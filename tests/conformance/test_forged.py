@@ -357,7 +357,10 @@ def _ordeal(path: Path) -> None:
             lambda ds: ds.select("x").batch([2, 3]),
             lambda ds: ds.labels["y"],
             lambda ds: ds.filter("y > 2").indices,
-            lambda ds: ds._reader.session.keys and ds._reader.session.keys.find(format.key_hashes([1, "1"])),
+            lambda ds: (
+                ds._reader.session.keys
+                and ds._reader.session.keys.find(format.key_hashes(format.stored_keys([1, "1"])))
+            ),
         ]
         for read in reads:
             with suppress(*refusals):

@@ -3,6 +3,7 @@
 import copy
 import errno
 import functools
+import itertools
 import multiprocessing
 import operator
 import os
@@ -23,9 +24,9 @@ import edcache
 from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format, memoize
 from edcache.dataset import keyed_cache
 from edcache.errors import (
+    ArchiveError,
     CodecError,
     CorruptRecordError,
-    LabelError,
     PartialArchiveWarning,
     StaleArchiveError,
     StorageError,
@@ -60,7 +61,13 @@ def path(tmp_path):
 
 @pytest.mark.parametrize(
     ("keys", "new"),
-    [(["a", "ü", ""], "b"), ([b"\0", b"\xff"], b""), ([5, -7, 2**62], 0), ([(1, "a"), (1, "b")], ())],
+    [
+        (["a", "ü", ""], "b"),
+        ([b"\0", b"\xff"], b""),
+        ([5, -7, 2**64], 0),
+        ([(1, "a"), (1, "b")], ()),
+        ([1, "1", b"1", (1,), "\x001"], "\ud800"),
+    ],
 )
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"codec": "pickle"}])
 def test_values_come_back_as_they_were_in_every_state_of_the_archive(path, keys, new, options):
@@ -78,8 +85,10 @@ def test_values_come_back_as_they_were_in_every_state_of_the_archive(path, keys,
         assert create.calls == Counter(keys)
         assert all(map(same, cache.get_many([new, keys[0], new], create), map(value, [new, keys[0], new])))
         assert create.calls == Counter([*keys, new])
+        cache.close(seal=True)
     ds = CachedDataset.from_cache(path, allow_pickle=True)
     assert ds.complete
+    assert [*ds.keys] == [*keys, new]
     assert all(same(ds.by_key(key), value(key)) for key in keys)
     assert edcache.verify(path).problems == []
     assert reference.read_zip(path).records == reference.walk(path).records
@@ -98,14 +107,138 @@ def test_refusals(path):
         cache.get_or_create("a", lambda: 1 / 0)
     with pytest.raises(OptionError, match="2 keys were asked for, and 1 values returned"):
         cache.get_many(["a", "b"], lambda missing: [1])
-    for wrong in (1.5, ("x", np.arange(2000)), (torch.ones(1),), (None,), ((True,),)):
+    assert cache.keys() == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, 1.5, True, ("x", np.arange(2000)), (torch.ones(1),), (None,), ((True,),)]
+)
+@pytest.mark.parametrize("there", [[], ["a"], [5], [b"a", (1,)]], ids=str)
+def test_what_is_no_key_is_refused_before_anything_is_computed(path, there, wrong):
+    cache = KeyedCache(path)
+    cache.get_many(there, list)
+    never = lambda *missing: pytest.fail("it was computed")  # noqa: E731
+    for call in (
+        lambda: cache.get_or_create(wrong, never),
+        lambda: cache.get_many(["new", wrong], never),
+        lambda: cache[wrong],
+        lambda: cache.get(wrong),
+        lambda: wrong in cache,
+    ):
         with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
-            cache.get_or_create(wrong, lambda: 1)
-    cache.get_or_create("a", lambda: 1)
-    with pytest.raises(LabelError):
-        cache.get_or_create(5, lambda: 1)
-    assert cache.keys() == ["a"]
-    assert 5 not in cache
+            call()
+    assert cache.keys() == there
+
+
+def test_keys_of_all_types_live_in_one_file_whatever_came_first(path):
+    draw = random.Random(0)
+    keys = [
+        "",
+        "1",
+        "\0",
+        "\x001",
+        "\0(1,)",
+        "é\ud800",
+        b"",
+        b"1",
+        1,
+        -1,
+        2**63,
+        -(2**90),
+        (1,),
+        ("1", (b"1", 1)),
+        (),
+    ]
+    for round_ in range(scaled(100, 10)):
+        path.unlink(missing_ok=True)
+        draw.shuffle(keys)
+        create = Created()
+        at = draw.randrange(len(keys))
+        with KeyedCache(path) as cache:
+            cache.get_many(keys[:at], create)
+            cache.close(seal=draw.random() < 0.5)
+            assert all(map(same, cache.get_many(keys, create), map(value, keys)))
+            assert [*map(type, cache.keys())] == [*map(type, keys)]
+            assert cache.keys() == keys
+            cache.close(seal=True)
+        assert create.calls == Counter(keys), round_
+        with replace_system(Unwritable()):
+            reading = KeyedCache(path)
+            assert all(same(reading[key], value(key)) for key in keys)
+        ds = CachedDataset.from_cache(path)
+        for view in (ds, ds[::-1]):
+            assert all(same(view.by_key(key), value(key)) for key in keys)
+        assert [*ds.keys] == keys
+        assert reference.read_zip(path).records == reference.walk(path).records
+
+
+class Keyless(list):
+    """Samples without keys, or with such as `keys` gives."""
+
+
+class WithKeys(Keyless):
+    def sample_key(self, index):
+        return f"k{index}"
+
+
+def dropped(path):
+    with KeyedCache(path) as cache:
+        cache.get_or_create("a", lambda: 1)
+    CachedDataset.from_cache(path).drop_labels("key")
+
+
+def numbered(path):
+    with edcache.CacheWriter(path, in_memory_keys={"key": lambda sample: sample}) as writer:
+        writer.extend([5, 7])
+
+
+OTHERS = {
+    "a dataset": (
+        lambda path: CachedDataset(Keyless([1, 2]), path, progress=False),
+        "one of samples without keys",
+    ),
+    "a dataset with keys": (
+        lambda path: CachedDataset(WithKeys([1, 2]), path, progress=False),
+        "one of samples with keys",
+    ),
+    "samples": (
+        lambda path: edcache.CacheWriter(path).__exit__(None, None, None),
+        "one of samples without keys",
+    ),
+    "keys dropped": (dropped, 'its label column "key" was dropped'),
+    "keys of another column": (numbered, 'its label column "key" is of int64, where a KeyedCache has text'),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_another_archive_is_refused_before_a_byte_is_changed(path, name, is_writable):
+    make, says = OTHERS[name]
+    make(path)
+    if says.startswith("one of"):  # as its head says
+        with path.open("ab") as file:
+            file.write(bytes(100))  # a torn tail
+    before = path.read_bytes()
+    with replace_system(System() if is_writable else Unwritable()):
+        for _ in range(2):
+            with pytest.raises(OptionError, match=says) as raised:
+                KeyedCache(path)
+            assert str(raised.value).startswith(str(path))
+            assert "read it by CachedDataset.from_cache(path), and give KeyedCache another path" in str(
+                raised.value
+            )
+    assert path.read_bytes() == before
+
+
+def test_a_saved_archive_takes_further_values(path, tmp_path):
+    with KeyedCache(path) as cache:
+        cache.get_many(["a", 5], Created())
+        cache.close(seal=True)
+    CachedDataset.from_cache(path).save(tmp_path / "saved.zip")
+    create = Created()
+    with KeyedCache(tmp_path / "saved.zip") as cache:
+        assert all(map(same, cache.get_many(["a", 5, (5,)], create), map(value, ["a", 5, (5,)])))
+    assert create.calls == Counter([(5,)])
 
 
 def test_a_tuple_is_another_key_than_its_text(path):
@@ -131,16 +264,15 @@ def test_after_a_value_that_cannot_be_stored_others_are(path):
 
 def test_of_processes_that_close_at_once_one_seals(path):
     def work(cache, start, number):
-        cache.get_or_create(f"k{number}", lambda: number)
+        cache.get_or_create(number, lambda: number)
         start.wait()
         cache.close()
 
     context = multiprocessing.get_context("fork")
-    for round_ in range(scaled(60, 4)):
+    for _ in range(scaled(60, 4)):
+        path.unlink(missing_ok=True)
         start, here = context.Barrier(4), KeyedCache(path)
-        processes = [
-            context.Process(target=work, args=(here, start, f"{round_}.{number}")) for number in range(4)
-        ]
+        processes = [context.Process(target=work, args=(here, start, number)) for number in range(4)]
         for process in processes:
             process.start()
         here.close()
@@ -149,7 +281,7 @@ def test_of_processes_that_close_at_once_one_seals(path):
             assert process.exitcode == 0
         ds = CachedDataset.from_cache(path)
         assert ds.complete
-        assert len(ds) == 4 * (round_ + 1)
+        assert len(ds) == 4
 
 
 def seals(path):
@@ -161,28 +293,49 @@ def seals(path):
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 
-@pytest.mark.parametrize(("most_behind", "closes"), [(1000, 10), (4, 4)])
-def test_a_few_values_more_are_not_worth_a_seal(path, monkeypatch, most_behind, closes):
-    monkeypatch.setattr(keyed_cache, "_MOST_BEHIND", most_behind)
+def test_a_few_values_more_are_not_worth_a_seal(path):
     with KeyedCache(path) as cache:
         cache.get_many(range(1000), lambda missing: missing)
     assert seals(path) == 1
-    for count in range(closes):
-        assert seals(path) == 1
+    grown = [path.stat().st_size]
+    for count in range(1, 61):
         with KeyedCache(path) as cache:
             assert cache.get_many([7, 1000 + count], lambda missing: missing) == [7, 1000 + count]
-            assert len(cache) == len(cache.keys()) == 1001 + count
+            assert len(cache) == len(cache.keys()) == 1000 + count
+        grown.append(path.stat().st_size)
+    # A seal takes some 80 KiB here, a chunk 4: with 40 chunks and more it pays.
     assert seals(path) == 2
+    assert max(np.diff(grown)) >= 70_000
+    assert sorted(np.diff(grown))[-2] < 2 * 4096
+    assert edcache.verify(path).problems == []
+
+
+@pytest.mark.parametrize("most_behind", [5, 1000])
+def test_many_chunks_behind_the_seal_are_sealed_at_the_end(path, monkeypatch, most_behind):
     with KeyedCache(path) as cache:
-        assert cache[1000] == 1000
-    assert seals(path) == 2
-    assert edcache.verify(path).sound
+        cache.get_many(range(10_000), lambda missing: missing)
+    monkeypatch.setattr(keyed_cache, "_MOST_BEHIND", most_behind)
+    with KeyedCache(path) as cache:
+        for number in range(10_000, 10_006):
+            cache.get_or_create(number, lambda n=number: n)
+        assert seals(path) == 1  # in a call only if that pays
+    assert seals(path) == 1 + (most_behind == 5)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.full)])
+def test_a_value_takes_8_KiB_at_most_if_each_comes_in_a_session_of_its_own(path, count):
+    for number in range(count):
+        cache = KeyedCache(path)
+        assert cache.get_or_create(f"key {number}", lambda n=number: n) == number
+        cache.close()
+    assert path.stat().st_size <= count * 8192
+    assert KeyedCache(path).get_many([f"key {number}" for number in range(count)], None) == [*range(count)]
+    assert edcache.verify(path).problems == []
 
 
 def test_an_archive_that_no_process_closes_is_sealed_now_and_then(path, monkeypatch):
     """Opening reads each chunk behind the seal."""
-    monkeypatch.setattr(keyed_cache, "_MOST_OPEN", 10)
-    monkeypatch.setattr(keyed_cache, "_PART_OPEN", 4)
+    monkeypatch.setattr(keyed_cache, "_MOST_BEHIND", 10)
 
     def put(cache, process):
         for number in range(60):
@@ -190,10 +343,9 @@ def test_an_archive_that_no_process_closes_is_sealed_now_and_then(path, monkeypa
 
     children = [in_child(lambda k=k: put(KeyedCache(path), k)) for k in range(2)]
     assert [ended(child) for child in children] == [0, 0]
-    chain = keyed_cache.session_of(KeyedCache(path))._appender.chain
-    assert len(chain.behind) < 120 // 4
-    # The most chunks behind a seal grow with the values: seals do not take more than these.
+    # Seals do not take more than chunks.
     assert 3 <= seals(path) <= 120 // 10
+    assert path.stat().st_size <= 120 * 8192
     cache = KeyedCache(path)
     assert len(cache) == 120
     assert all(cache[f"{k} {number}"] == number for k in range(2) for number in range(60))
@@ -773,6 +925,128 @@ def test_few_and_many_keys_are_computed_once_in_whatever_order_they_are_asked(pa
         calls = Counter(create.calls())
         assert {*calls.values()} == {1}
         assert sorted(map(str, KeyedCache(path).keys())) == sorted(calls)
+
+
+def mixed_keys(count):
+    """Make keys of all types, of which four at a time have one number."""
+    makes = [str, int, lambda n: (n,), lambda n: b"%d" % n, lambda n: ("a", (str(n), n)), lambda n: f"\0{n}"]
+    return [makes[number % len(makes)](number // len(makes)) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "threads", "count"), [(2, 2, 60), pytest.param(8, 2, 500, marks=pytest.mark.full)]
+)
+def test_values_of_mixed_keys_are_computed_once_while_threads_close_the_archive(
+    path, tmp_path, processes, threads, count
+):
+    log = tmp_path / "log"
+    keys = mixed_keys(count)
+
+    def create(key):
+        with log.open("a") as file:
+            file.write(f"{key!r}\n")
+        return value(key)
+
+    def ask(cache, seed):
+        draw = random.Random(seed)
+        own = draw.sample(keys, len(keys))
+        while own:
+            asked = [own.pop() for _ in range(min(len(own), draw.choice([1, 1, 5])))]
+            found = cache.get_many(asked, lambda missing: [*map(create, missing)])
+            assert all(map(same, found, map(value, asked)))
+
+    def close(cache, seed, is_done):
+        draw = random.Random(seed)
+        while not is_done.wait(draw.uniform(0, 0.03)):
+            cache.close(seal=draw.random() < 0.1)
+
+    def process(number):
+        cache, is_done, errors = KeyedCache(path), threading.Event(), []
+        threading.excepthook = lambda raised: errors.append(raised.exc_value)
+        asking = [threading.Thread(target=ask, args=(cache, f"{number}.{k}")) for k in range(threads)]
+        closing = threading.Thread(target=close, args=(cache, number, is_done))
+        for thread in [*asking, closing]:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        is_done.set()
+        closing.join()
+        cache.close()
+        assert errors == []
+
+    children = [in_child(lambda k=k: process(k)) for k in range(processes)]
+    assert [ended(child) for child in children] == [0] * processes
+    assert Counter(log.read_text().splitlines()) == Counter(map(repr, keys))
+    with KeyedCache(path) as cache:
+        assert {*cache.keys()} == {*keys}
+        cache.close(seal=True)
+    assert edcache.verify(path).sound
+
+
+def test_a_close_waits_for_calls_under_way(path):
+    is_begun, may_end = threading.Event(), threading.Event()
+
+    def compute(cache):
+        is_begun.set()
+        assert may_end.wait(20)
+        return cache.get_or_create("inner", lambda: 4) + 1
+
+    def step():
+        cache = KeyedCache(path)
+        asking = threading.Thread(target=cache.get_or_create, args=("a", lambda: compute(cache)))
+        closing = threading.Thread(target=cache.close)
+        asking.start()
+        assert is_begun.wait(20)
+        closing.start()
+        closing.join(0.2)
+        assert closing.is_alive()
+        assert cache.get_or_create("b", lambda: 6) == 6  # of another session
+        assert ended(in_child(lambda: cache.get_or_create("c", lambda: 7) == cache["b"] + 1 or 1 / 0)) == 0
+        may_end.set()
+        for thread in (asking, closing):
+            thread.join(20)
+            assert not thread.is_alive()
+        assert [cache.get(key) for key in ("a", "inner", "b", "c")] == [5, 4, 6, 7]
+        cache.close()
+        assert CachedDataset.from_cache(path).complete
+
+    assert ended(in_child(step)) == 0
+
+
+def test_a_child_that_is_forked_amid_calls_does_not_wait_for_them(path):
+    def step():
+        cache, is_done = KeyedCache(path), threading.Event()
+
+        def work(number):
+            for count in itertools.count():
+                if is_done.is_set():
+                    return
+                cache.get_or_create((number, count), lambda n=count: n)
+                if count % 7 == number:
+                    cache.close()
+
+        running = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in running:
+            thread.start()
+        for number in range(scaled(100, 6)):
+            child = in_child(lambda n=number: cache.get_or_create(n, lambda: n) == n or 1 / 0)
+            assert ended(child) == 0
+            assert cache[number] == number
+        is_done.set()
+        for thread in running:
+            thread.join()
+
+    assert ended(in_child(step)) == 0
+
+
+def test_a_close_within_a_call_of_its_own_thread_does_not_wait_for_it(path):
+    def step():
+        cache = KeyedCache(path)
+        with pytest.raises(ArchiveError, match="closed; open it again"):
+            cache.get_or_create("a", lambda: cache.close() or 5)
+        assert cache.get_or_create("a", lambda: 5) == 5
+
+    assert ended(in_child(step)) == 0
 
 
 def test_values_are_made_of_other_ones_while_many_are_computed(path, create):

@@ -6,10 +6,11 @@ import struct
 import zlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from edcache import format
-from edcache.errors import CorruptArchiveError
+from edcache.errors import CorruptArchiveError, OptionError
 from tests.kit.scale import scaled
 
 
@@ -101,9 +102,71 @@ def test_the_root_has_the_sum_of_the_sums_of_blocks_so_that_a_look_up_reads_what
 
 
 def test_hashes_are_as_the_specification_says():
-    for key, data in (("ä", b"s\xc3\xa4"), (b"\xff", b"b\xff"), (-12, b"i-12")):
-        digest = hashlib.blake2b(data, digest_size=16).digest()
+    for key, text in (
+        ("ä", "ä"),
+        (b"\xff", "\0b'\\xff'"),
+        (-12, "\0-12"),
+        (("ä", 1), "\0('\\xe4', 1)"),
+        ("\0ä", "\0'\\x00\\xe4'"),
+    ):
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         halves = int.from_bytes(digest[:8], "big"), int.from_bytes(digest[8:], "big")
-        assert tuple(format.key_hashes([key])[0].tolist()) == halves
-    assert format.key_hashes(["a", b"a", 5]).shape == (3, 2)
+        assert format.stored_keys([key]) == [text]
+        assert tuple(format.key_hashes([text])[0].tolist()) == halves
     assert format.key_hashes([]).shape == (0, 2)
+
+
+MIXED = [
+    "",
+    "a",
+    "\0",
+    "\0a",
+    "\x0017",
+    "\0('a',)",
+    "é",
+    "\ud800",
+    b"",
+    b"\xff",
+    b"17",
+    17,
+    -17,
+    2**80,
+    (),
+    ("a", (b"", -1)),
+]
+
+
+def test_keys_of_all_types_have_texts_of_their_own_and_come_back():
+    texts = format.stored_keys(MIXED)
+    assert len({*texts}) == len(MIXED)
+    assert {*map(type, texts)} == {str}
+    told = format.told_keys(texts)
+    assert [*zip(map(type, told), told, strict=True)] == [*zip(map(type, MIXED), MIXED, strict=True)]
+    assert format.stored_keys(told) == texts
+    for keys in (MIXED, MIXED[:2] * 3, [*"abc"]):
+        assert format.stored_keys(keys) == [format.stored_keys([key])[0] for key in keys]
+    # A reader of another language knows them by Arrow's text.
+    assert pa.array(texts, pa.string()).to_pylist() == texts
+
+
+def test_a_column_of_integers_or_bytes_has_the_texts_of_its_keys():
+    for column in ([5, -7, 2**62], [b"a", b"\xff", b""], ["a", "ä", "\x005"]):
+        array = pa.array(column)
+        assert format.key_texts(array).to_pylist() == (
+            column if isinstance(column[0], str) else format.stored_keys(column)
+        )
+        hashes = format.key_hashes(format.key_texts(array).to_pylist())
+        assert np.array_equal(format.column_hashes(pa.chunked_array([array[:1], array[1:]])), hashes)
+    assert format.key_texts(pa.array([2**64 - 1, None], pa.uint64())).to_pylist() == [
+        "\x0018446744073709551615",
+        None,
+    ]
+    assert format.key_texts(pa.array([None, b"a"])).to_pylist() == [None, "\0b'a'"]
+    for column in ([1.5], [True], [None]):
+        assert format.key_texts(pa.array(column)).to_pylist() == [None]
+
+
+@pytest.mark.parametrize("key", [None, 1.5, True, np.bool_(True), ("a", None), (1, (2.5,)), [], ((False,),)])
+def test_what_is_no_key_has_no_text(key):
+    with pytest.raises(OptionError, match="; a key is text, bytes, an int or a tuple of these"):
+        format.stored_keys(["a", key])

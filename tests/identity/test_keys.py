@@ -1,4 +1,4 @@
-"""Equal samples are found by hashes as a dict finds them, also if hashes collide."""
+"""Equal samples are found as a dict finds them."""
 
 import random
 
@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edcache.errors import OptionError
 from edcache.identity import Keyed, keys
 from tests.kit.scale import scaled
 
@@ -28,22 +27,14 @@ def keyed(keys, versions):
     return Keyed(pa.array(keys, None if keys else pa.string()), pa.array(versions, pa.string()))
 
 
-@pytest.mark.parametrize("bits", [64, 3, 0])
 @pytest.mark.parametrize("kind", ["text", "bytes", "ints"])
-def test_samples_are_found_as_a_dict_finds_them(monkeypatch, kind, bits):
-    draw, strong = random.Random(f"{kind}{bits}"), keys.hashes_of
-
-    def weak(columns, start):
-        hashes = strong(columns, start)
-        return hashes if start > 2 else hashes & np.uint64((1 << bits) - 1)
-
-    monkeypatch.setattr(keys, "hashes_of", weak)
-    monkeypatch.setattr(keys, "_PIECE", 7)
+def test_samples_are_found_as_a_dict_finds_them(kind):
+    draw = random.Random(kind)
     for _ in range(scaled(200, 20)):
         sides = []
         for count in (draw.randrange(40), draw.randrange(40)):
             names = texts_of(draw, count, kind)
-            sides.append([(name, draw.choice(["", "1", "(2,)"])) for name in names])
+            sides.append([(name, draw.choice(["", "1", "(2,)", ":a"])) for name in names])
         if draw.random() < 0.3:  # it has grown at its end
             sides[0] = sides[1] + sides[0]
         own, there = ([*map(list, zip(*side, strict=True))] if side else [[], []] for side in sides)
@@ -57,15 +48,17 @@ def test_samples_are_found_as_a_dict_finds_them(monkeypatch, kind, bits):
         assert same.firsts.tolist() == sorted(first.values())
 
 
-def test_keys_that_are_made_to_have_one_hash_are_told_apart():
-    # The highest bit alone stays so in any multiplication: the first words differ by that after the shift, the second
-    # ones by what it makes of the hash.
-    first, second = 1 << 63 | 1 << 34 | 1 << 5, 1 << 63 | 1 << 31
-    made = [bytes(16), first.to_bytes(8, "little") + second.to_bytes(8, "little")]
-    assert len({*keys.hashes_of([pa.array(made)], 0).tolist()}) == 1
-    names = [made[0], b"other", made[1], made[0]]
-    assert keyed(names, [""] * 4).first_equal.tolist() == [0, 1, 2, 0]
-    assert keyed(made[1:], [""]).places_in(keyed(names, [""] * 4)).tolist() == [2]
+def test_where_the_key_ends_and_the_version_begins_counts():
+    there = keyed(["a:", "a", "1:a", ""], ["b", ":b", "", "a:b"])
+    assert there.first_equal.tolist() == [0, 1, 2, 3]
+    assert keyed(["a", "a:", "1"], [":b", ":b", ":a"]).places_in(there).tolist() == [1, -1, -1]
+
+
+def test_keys_of_columns_of_several_types_are_compared_by_what_they_are():
+    marked = keyed(["\x0017", "17", "\0b'17'"], [""] * 3)
+    assert keyed([17, 1], ["", ""]).places_in(marked).tolist() == [0, -1]
+    assert keyed([b"17", b""], ["", ""]).places_in(marked).tolist() == [2, -1]
+    assert keyed([17], [""]).places_in(keyed([b"17"], [""])).tolist() == [-1]
 
 
 def test_samples_without_a_key_or_a_version_are_no_ones():
@@ -91,6 +84,9 @@ class Told(list):
         (np.array([3, 1], np.uint8), pa.array([3, 1])),
         ((key for key in ("b", "a")), pa.array(["b", "a"])),
         ([("a", 1), ("b",)], pa.array(["\0('a', 1)", "\0('b',)"])),
+        (["b", 1], pa.array(["b", "\x001"])),
+        ([b"b", 1], pa.array(["\0b'b'", "\x001"])),
+        ([2**63, 1], pa.array([f"\0{2**63}", "\x001"])),
     ],
 )
 def test_keys_come_in_any_form_of_many_values(monkeypatch, told, stored):
@@ -100,14 +96,6 @@ def test_keys_come_in_any_form_of_many_values(monkeypatch, told, stored):
     found = Keyed.of(source)
     assert found.keys.equals(stored)
     assert found.versions.to_pylist() == ["(0.5,)", "(1.5,)"]
-
-
-def test_ints_beyond_64_bits_are_refused(monkeypatch):
-    monkeypatch.setattr(keys, "_TOLD", 1)
-    source = Told([0, 1])
-    source.told = [1, 2**63]
-    with pytest.raises(OptionError, match=r"sample_key\(\) of the source: .*give ints of 64 bits"):
-        Keyed.of(source)
 
 
 def test_the_digest_tells_keys_versions_and_their_order():
