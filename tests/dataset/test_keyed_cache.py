@@ -1155,6 +1155,36 @@ def test_batches_that_wait_for_each_other_go_on(path, tmp_path, monkeypatch, whe
     assert ended(in_child(step)) == 0
 
 
+@pytest.mark.parametrize("how", ["two caches", "closed between"])
+def test_values_that_wait_for_each_other_in_two_sessions_go_on(path, monkeypatch, how):
+    """A thread's claims count whichever session has them."""
+    monkeypatch.setattr(keyed_cache, "_SECONDS", 0.3)
+    low, high = sorted("ab", key=lambda key: int(format.key_hashes([key])[0, 0]) % keyed_cache._CLAIMS)
+
+    def step():
+        cache, meeting = KeyedCache(path), threading.Barrier(2)
+        other = KeyedCache(path) if how == "two caches" else cache
+
+        def compute(asked, key):
+            meeting.wait(20)
+            if how == "closed between" and key == low:
+                cache._files.pop()  # as a close() does, which waits then
+            meeting.wait(20)
+            return asked.get_or_create(key, lambda: key) + "!"
+
+        running = [
+            threading.Thread(target=cache.get_or_create, args=(high, lambda: compute(other, low))),
+            threading.Thread(target=other.get_or_create, args=(low, lambda: compute(cache, high))),
+        ]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert {cache[low], cache[high]} <= {low, high, f"{low}!", f"{high}!", f"{low}!!", f"{high}!!"}
+
+    assert ended(in_child(step)) == 0
+
+
 def test_values_that_need_each_other_in_two_threads_are_a_recursion(path, monkeypatch):
     monkeypatch.setattr(keyed_cache, "_SECONDS", 0.3)
     cache, meeting, errors = KeyedCache(path), threading.Barrier(2), []
