@@ -333,7 +333,10 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.T
     columns = [labels.column(name) if name in kept and not is_added[name] else nulls for name in names]
     added = labels.select([name for name in kept if is_added[name]])
     # A damaged column is not there.
-    dropped = [*(session.root.dropped if session.root else ()), *(name for name in is_added if name not in kept)]
+    dropped = [
+        *(session.root.dropped if session.root else ()),
+        *(name for name in is_added if name not in kept),
+    ]
     return pa.table(columns, names=names), added, [name for name in names if name in dropped]
 
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_OLDER: Final = (
-    "if a seal is lost, this is an older state: samples may have got other numbers and labels since, or were deleted"
-)
+_OLDER: Final = "if a seal is lost, this is an older state: samples may have got other numbers and labels since, or were deleted"
 _changes, _last_change = itertools.count(1), [0]
 
 

@@ -589,7 +589,9 @@ def test_copy_leaves_out_what_is_damaged(damaged, archive, tmp_path):
         done = run("copy", damaged, "-o", target, "--skip-damaged", "--json")
     (listed,) = json.loads(done.stdout)
     assert (listed["samples"], listed["present"]) == (10, 6)
-    assert done.stderr.startswith(f"edcache: warning: {target}: the records of 4 of 10 samples are damaged and")
+    assert done.stderr.startswith(
+        f"edcache: warning: {target}: the records of 4 of 10 samples are damaged and"
+    )
     assert CachedDataset.from_cache(target).missing.tolist() == [3, 6, 7, 8]
     assert report("verify", target)["sound"]
     data = bytearray(archive.read_bytes())
@@ -600,7 +602,9 @@ def test_copy_leaves_out_what_is_damaged(damaged, archive, tmp_path):
         warnings.simplefilter("always")
         said = run("copy", damaged, "-o", tmp_path / "whole.zip", "--skip-damaged").stderr
     assert said.startswith(f"edcache: warning: {damaged}: root.json at offset ")
-    state = "; what is read are [0-9] chunks, with 0 chunks found behind the damage: 10 of 10 samples; if a seal"
+    state = (
+        "; what is read are [0-9] chunks, with 0 chunks found behind the damage: 10 of 10 samples; if a seal"
+    )
     assert re.search(state, said)
     assert CachedDataset.from_cache(tmp_path / "whole.zip").complete
 
