@@ -27,7 +27,7 @@ from edcache.dataset.root import Archive, Reading
 from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
-from edcache.reader import Reader
+from edcache.reader import Reader, has_lost_seal
 from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class CachedDataset(Samples[T_co]):
         # A wrong path fails here, and a later archive at the path is another one.
         try:
             session = reader.open()
-            is_damaged = options.allow_partial and session.has_lost_seal
+            is_damaged = options.allow_partial and has_lost_seal(session)
         except CorruptArchiveError:
             if not options.allow_partial:
                 raise

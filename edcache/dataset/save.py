@@ -103,8 +103,8 @@ class StoredRecords:
             index in `schemas`.
         failures: of samples without a record, by rising place.
         is_whole: True if the view is all of one archive, in its order.
-        skips_damage: True leaves out records that are damaged, or that only a later release knows: `damaged` and `later`
-            get their places.
+        skips_damage: True leaves out records that are damaged, or that only a later release knows; `damaged` and
+            `later` get their places.
     """
 
     def __init__(self, samples: Reading, skips_damage: bool) -> None:

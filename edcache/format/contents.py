@@ -19,8 +19,8 @@ An archive that is not sealed has no index as a whole. It is made of these, each
 Cost: reads the table of each chunk behind the last root once, if all have at most 64 MiB; beyond, again for each window
 and each column.
 
-What must never happen: that a row of the root overrides one of a later chunk; that a seal takes rows from an index whose
-crc32 was not compared. A reader need not compare it: each row is bound to its record.
+What must never happen: that a row of the root overrides one of a later chunk; that a seal takes rows from an index
+whose crc32 was not compared. A reader need not compare it: each row is bound to its record.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Contents:
 
     Args:
         chain: walked to its end. pread: reads the file. table_of: reads the table of a chunk.
-        of_chunks: True takes rows and label columns from all chunks, none from the root, unless it numbers samples anew.
+        of_chunks: True takes rows and label columns from all chunks, none from the root unless it is reordered.
         checks_index: False takes rows of the root's index one by one, as a reader of a sealed archive does.
         parts: that a seal to come will make count. Their samples get numbers behind all others, in the order of the
             parts and of their rows.
@@ -278,7 +278,7 @@ class Contents:
 def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows) -> pa.Array | None:
     """Make a label column of what chunks say of the records of rows; None if they do not have all records.
 
-    A record has its place in one chunk, whatever number its sample has by now.
+    A record has its place in one chunk, also if its sample got another number since.
     """
     known = [table for table in tables if field.name in table.labels.column_names]
     values = [cast(table.labels.column(field.name).chunk(0), field.type) for table in known]

@@ -20,6 +20,7 @@ from .ragged import collate as collate
 from .reader import Reader as Reader
 from .reader import last_change as last_change
 from .session import Session as Session
+from .session import has_lost_seal as has_lost_seal
 from .several import Beside as Beside
 from .several import Made as Made
 from .several import Records as Records

@@ -12,14 +12,16 @@ from edcache.base import ReadOptions
 from edcache.codec import STORED, Decoding
 from edcache.format import KEY_COLUMN, Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.session import Session
+from edcache.reader.session import Session, skipping_damage
 from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_OLDER: Final = "if a seal is lost, this is an older state: samples may have got other numbers and labels since, or were deleted"
+_OLDER: Final = (
+    "if a seal is lost, this is an older state, of which samples may have been deleted or numbered anew"
+)
 _changes, _last_change = itertools.count(1), [0]
 
 
@@ -229,7 +231,7 @@ class Reader:
         return True
 
     def skip_damage(self) -> None:
-        """Open a damaged archive, and leave out what is damaged, as `Session` says.
+        """Open a damaged archive without its damaged parts, as `Session` says.
 
         Raises: CorruptArchiveError, nothing can be read.
         Warns: PartialArchiveWarning, which state of it is read.
@@ -244,9 +246,9 @@ class Reader:
             base.warn(f"{self.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
 
     def skipping_damage(self) -> Reader:
-        """Copy the reader; the copy leaves out what is damaged, of the same state of the archive."""
+        """Copy the reader; the copy reads the same state of the archive without its damaged parts."""
         other = object.__new__(Reader)
-        vars(other).update(vars(self), _skips_damage=True, _session=self.session.skipping_damage())
+        vars(other).update(vars(self), _skips_damage=True, _session=skipping_damage(self.session))
         return other
 
     def _closed_error(self) -> base.ArchiveError:

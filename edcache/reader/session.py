@@ -16,12 +16,12 @@ A session gives the same answers for as long as it lives: samples that come late
 last object that uses them, such as an array of a sample. What a session learns meanwhile, as checked records and
 decoders, changes no answer: threads share it, and a forked child goes on with it.
 
-Salvage is the same session (`skips_damage`): what is damaged is noted and left out where other sessions refuse. Each
-part is left out by itself, and named:
+Salvage is the same session (`skips_damage`): it notes damage and leaves it out where another one refuses. Each part is
+left out by itself, and named:
 
     a record, or its row                 the sample; each row is bound to its record
     a label column                       the column, unless the chunks have exactly its values
-    a header, a root or a note           what it says; the entries behind it count as `format.salvaged` says
+    a header, a root or a note           its content; the entries behind it count as `format.salvaged` says
 
 What must never happen:
 
@@ -78,7 +78,7 @@ class Session:
     Args:
         verify, allow_pickle, decoding: as in `Reader`; a decoding of None is the writer's choice.
         as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
-        skips_damage: True leaves out what is damaged, see above.
+        skips_damage: True leaves out damaged parts, see above.
     Attributes:
         size: bytes of the file. head: of it. sealed: True if its last root tells all that counts. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
@@ -109,7 +109,7 @@ class Session:
         self._root: Root | None = None
         self._root_place: Place | None = None
         found = format.read_root(file.pread, self.size, self.path)
-        if found is not None and not (skips_damage and self._has_lost(found[0])):
+        if found is not None and not (skips_damage and _is_lost(file, found[0])):
             self._root, self._root_place = found
             self.head, end = self._root.head, self.size
         else:
@@ -135,23 +135,6 @@ class Session:
         self.length = self.index.length
         # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
-
-    @property
-    def has_lost_seal(self) -> bool:
-        """True if it is sealed, and a power cut took of that seal so much that the state before is worth more.
-
-        So are files of bytes that a recovery has cut off (writer/recovery.py).
-        """
-        return self._root is not None and self._has_lost(self._root)
-
-    def _has_lost(self, root: Root) -> bool:
-        """True of a seal that was not synced, whose index fails, and to which no chain leads."""
-        pread, (at, nbytes, crc) = self.file.pread, root.index
-        if root.is_synced or format.stored_crc32(pread, at, nbytes) == crc:
-            return False
-        chain = Chain(*format.read_head(pread, self.path), self.path)
-        chain.extend(pread, self.size)
-        return chain.root != root
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -221,13 +204,6 @@ class Session:
         has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)
         return self.length if has_length else None
 
-    def skipping_damage(self) -> Session:
-        """Copy the session, the copy with labels that leave out what is damaged: samples have the same numbers."""
-        other = copy.copy(self)
-        other.skips_damage = True
-        vars(other).pop("labels", None)
-        return other
-
     @property
     def root(self) -> Root | None:
         """Last root; of an archive that is not sealed, chunks or notes follow it."""
@@ -238,24 +214,8 @@ class Session:
         """Rows and labels of an archive that is not sealed."""
         # A seal that is lost may have named the records of parts.
         parts = () if self.damage is None else self.chain.parts
-        tables = self._sound_tables()
+        tables = _sound_tables(self)
         return Contents(self.chain, self.extents.pread, tables, checks_index=False, parts=parts)
-
-    def _sound_tables(self) -> format.TableOf:
-        # Without the session: a cycle would keep the mapping until the next garbage collection.
-        pread, path, tables, damaged = self.extents.pread, self.path, self.tables, self.damaged
-
-        def sound_table(header: Header) -> ChunkTable | None:
-            """Read the table of a chunk; None if a power cut left its header without its payload."""
-            if header.number not in tables:
-                try:
-                    tables[header.number] = format.read_table(pread, header, path)
-                except CorruptArchiveError as error:
-                    damaged.append(str(error))
-                    tables[header.number] = None
-            return tables[header.number]
-
-        return sound_table
 
     @property
     def has_all(self) -> bool:
@@ -282,39 +242,10 @@ class Session:
     def labels(self) -> Any:
         """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
         if self.skips_damage:
-            return self._sound_labels()
+            return _sound_labels(self)
         if self._root is None:
             return self._contents.table()
         return StoredLabels(self._root, self.extents.checked, self.path)
-
-    def _sound_labels(self) -> pa.Table:
-        """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
-        columns: dict[str, Any] = {}
-        for name, is_added in self.label_columns:
-            try:
-                columns[name] = self._column(name)
-            except CorruptArchiveError as error:
-                of_chunks = None if is_added else self._column_of_chunks(name)
-                if of_chunks is not None:
-                    columns[name] = of_chunks
-                    continue
-                what = str(error).removeprefix(f"{self.path}: ").partition(";")[0]
-                base.warn(f"{self.path}: {what}; the column is left out", base.PartialArchiveWarning)
-        return pa.table(columns)
-
-    def _column(self, name: str) -> Any:
-        if self._root is None:
-            return self._contents.column(name, 0, self.length)
-        return StoredLabels(self._root, self.extents.checked, self.path).column(name)
-
-    def _column_of_chunks(self, name: str) -> Any:
-        """Take a column that came with the samples from their chunks; None if one of these does not read."""
-        try:
-            found = map(self._sound_tables(), self.chain.chunks)
-        except CorruptArchiveError:  # the head of a sealed archive
-            return None
-        schema = self._contents.schema if self._root is None else self._root.schema
-        return format.column_of_records(schema.field(name), filter(None, found), self.index.all_rows())
 
     @once
     def keys(self) -> KeyTable | None:
@@ -599,6 +530,78 @@ def _index_of(contents: Contents) -> RecordIndex:
     return RecordIndex(rows, contents.length, contents.present(), contents.schemas, failures)
 
 
+def skipping_damage(session: Session) -> Session:
+    """Copy a session; the copy has no damaged label column. Samples keep their numbers."""
+    other = copy.copy(session)
+    other.skips_damage = True
+    vars(other).pop("labels", None)
+    return other
+
+
+def has_lost_seal(session: Session) -> bool:
+    """True if an archive ends with a seal that a power cut took, as the files of writer/recovery.py may."""
+    return session.sealed and session.root is not None and _is_lost(session.file, session.root)
+
+
+def _is_lost(file: ByteSource, root: Root) -> bool:
+    """True of a seal that was not synced, whose index fails its crc32, and to which no chain leads."""
+    at, nbytes, crc = root.index
+    if root.is_synced or format.stored_crc32(file.pread, at, nbytes) == crc:
+        return False
+    chain = Chain(*format.read_head(file.pread, file.path), file.path)
+    chain.extend(file.pread, file.size())
+    return chain.root != root
+
+
+def _sound_tables(session: Session) -> format.TableOf:
+    """Make a function that reads the table of a chunk; None if a power cut left its header without its payload."""
+    # Without the session: a cycle would keep the mapping until the next garbage collection.
+    pread, path, tables, damaged = session.extents.pread, session.path, session.tables, session.damaged
+
+    def table_of(header: Header) -> ChunkTable | None:
+        if header.number not in tables:
+            try:
+                tables[header.number] = format.read_table(pread, header, path)
+            except CorruptArchiveError as error:
+                damaged.append(str(error))
+                tables[header.number] = None
+        return tables[header.number]
+
+    return table_of
+
+
+def _sound_labels(session: Session) -> pa.Table:
+    """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
+    columns: dict[str, Any] = {}
+    for name, is_added in session.label_columns:
+        try:
+            columns[name] = _column(session, name)
+        except CorruptArchiveError as error:
+            of_records = None if is_added else _column_of_records(session, name)
+            if of_records is not None:
+                columns[name] = of_records
+                continue
+            text = str(error).removeprefix(f"{session.path}: ").partition(";")[0]
+            base.warn(f"{session.path}: {text}; the column is left out", base.PartialArchiveWarning)
+    return pa.table(columns)
+
+
+def _column(session: Session, name: str) -> Any:
+    if session._root is None:
+        return session._contents.column(name, 0, session.length)
+    return StoredLabels(session._root, session.extents.checked, session.path).column(name)
+
+
+def _column_of_records(session: Session, name: str) -> Any:
+    """Take a column that came with the samples from their chunks; None if one of these does not read."""
+    try:
+        tables = filter(None, map(_sound_tables(session), session.chain.chunks))
+    except CorruptArchiveError:  # the head of a sealed archive
+        return None
+    schema = session._contents.schema if session._root is None else session._root.schema
+    return format.column_of_records(schema.field(name), tables, session.index.all_rows())
+
+
 def _schema_text(session: Session, number: int) -> str:
     """Return the text of a schema. Raises: CorruptRecordError without a place."""
     schemas = session.index.schemas
@@ -636,7 +639,7 @@ def _state(before: Chain, found: Chain) -> str:
     """Tell which state of a damaged archive is read. before: its chain up to the damage."""
     last, new = found.root_header, max(0, len(found.chunks) - len(before.chunks))
     seal = "" if last is None else f"the seal at offset {last.offset:,} and "
-    return f"what is read are {seal}{len(found.behind):,} chunks, with {new:,} chunks found behind the damage"
+    return f"read are {seal}{len(found.behind):,} chunks, with {new:,} chunks found behind the damage"
 
 
 def _lost(path: str) -> str:

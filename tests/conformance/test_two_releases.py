@@ -859,9 +859,13 @@ class TwoReleases(RuleBasedStateMachine):
             root = last_root(Path(target).read_bytes())
             assert root is not None
             assert root["more"] == root["head"]["more"] == {}
+            expected = self.state.copy()
+            expected.length = len(self.state)
+            # A chunk cannot have an unknown flag, so that a copy leaves the sample out.
+            expected.records = {k: one for k, one in expected.records.items() if "flag" not in one[1]}
             for release in (edcache, later_release()):
                 with closing(release.CachedDataset.from_cache(target)) as cache:
-                    check(cache, self.state, release is edcache)
+                    check(cache, expected, release is edcache)
             os.unlink(target)
         self.is_frozen = is_frozen
 
