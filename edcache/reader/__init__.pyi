@@ -17,11 +17,9 @@ from .projection import replaced as replaced
 from .projection import steps as steps
 from .ragged import collate as collate
 from .reader import Reader as Reader
-from .reader import last_change as last_change
 from .session import Session as Session
 from .several import Beside as Beside
 from .several import Made as Made
 from .several import Records as Records
 from .several import Several as Several
 from .several import kind_of as kind_of
-from .together import Together as Together

@@ -20,6 +20,8 @@ What must never happen:
 
 - A byte behind the last entry is mapped: a writer may cut it off, and reading it would be a SIGBUS.
 - A record is used before it was compared with its sum, unless verify="never" (checks.py).
+- A value of another archive is handed out, which was written over the mapped one: `check_same` comes behind the last
+  use of its bytes. It comes behind an error too, since foreign rows and records raise any.
 - Something that the session holds refers to the session: the mapping would stay until the garbage is collected.
 """
 
@@ -72,6 +74,8 @@ class Session:
     Attributes:
         size: bytes of the file. head: of it. sealed: True if it ends with a root. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
+        check_same: called behind the last use of mapped bytes; StaleArchiveError if another archive was written over
+            them.
         index: rows of all samples. length: samples of the dataset.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
     """
@@ -109,7 +113,7 @@ class Session:
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
-        self._view = self.extents.view
+        self._view, self.check_same = self.extents.view, self.extents.check_same
         if self._root is not None:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
@@ -119,7 +123,7 @@ class Session:
             self.index = _index_of(self._contents)
         self.length = self.index.length
         # Records of the last gather, if `uniform` is None.
-        self._records: GroupRecords | None = None
+        self._latest: GroupRecords | None = None
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -235,7 +239,7 @@ class Session:
         """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
         if self._root is None:
             return self._contents.table()
-        return StoredLabels(self._root, self.extents.checked, self.path)
+        return StoredLabels(self._root, self.extents.checked, self.path, self.check_same)
 
     @once
     def keys(self) -> KeyTable | None:
@@ -337,16 +341,19 @@ class Session:
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
         """Decode one sample, or fields of it; see `Reader.read`."""
-        record, decoder = self.fetch(index, fields)
         try:
-            if fields is None:
-                return decoder.decode(record, copy=copy)
-            plan = planned(fields, decoder)
-            if plan is not None:
-                return plan.decode(record)
-            return fields.of_sample(decoder.decode(record), dict(self.label_columns))
-        except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
-            raise self.placed(error, index) from error
+            record, decoder = self.fetch(index, fields)
+            try:
+                if fields is None:
+                    return decoder.decode(record, copy=copy)
+                plan = planned(fields, decoder)
+                if plan is not None:
+                    return plan.decode(record)
+                return fields.of_sample(decoder.decode(record), dict(self.label_columns))
+            except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
+                raise self.placed(error, index) from error
+        finally:
+            self.check_same()
 
     def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
         """Return the record of a sample, decompressed, and its decoder.
@@ -354,10 +361,9 @@ class Session:
         Args:
             fields: to be read; only their blocks of a large record are checked.
         Returns:
-            Read-only bytes, a view of a mapped file; and the decoder.
+            Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
         Raises: as `Reader.read`.
         """
-        self.extents.check_same()
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
@@ -397,10 +403,14 @@ class Session:
             A `Group`, if all records are of one schema.
         Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
         """
+        try:
+            return self._records(indices, fields) if len(indices) else Made(list)
+        except Exception:  # else a Group compares the head, behind its use
+            self.check_same()
+            raise
+
+    def _records(self, indices: Ints, fields: Projection | None) -> Records:
         uniform = self.uniform
-        if not len(indices):
-            return Made(list)
-        self.extents.check_same()
         if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
             # One pass checks the range: as unsigned numbers, negative ones are the largest.
             if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
@@ -444,9 +454,9 @@ class Session:
             wanted = None if fields is None or are_compressed.any() else _wanted(fields, decoder)
             start = self._stored.locate(indices, wanted)
         if self._view is not None and not are_compressed.any():
-            records = self._records
+            records = self._latest
             if records is None or records.decoder is not decoder:
-                records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
+                records = self._latest = GroupRecords(decoder, self._view, self.index.sizes)
             is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
             check = self.checks.group(indices, wanted)
             return Group(records, start, indices, self, fields, check, is_regular)
