@@ -38,7 +38,8 @@ class ArrayDataset:
     Args:
         path: one path or URL; no lists, globs or folders.
         fields: field paths such as "image" or "target.boxes". Each sample is then a dict of these alone.
-        zero_copy: True gives read-only views of the mapped file for single samples; they show what is written over it.
+        zero_copy: True gives read-only views of the mapped file for single samples. They show bytes that are written
+            over it later.
         storage_options: for the library that reads a URL.
         keywords: the fields of `edcache.ReadOptions`, such as verify, decode and local.
     Raises:

@@ -155,7 +155,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
     lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
     is nan in a float array, NaT in an array of times, and None in an object array of any other type. Raises
-    StaleArchiveError if another archive was written over the one of the columns; a view that was returned before shows it.
+    StaleArchiveError if another archive was written over the one of the columns. Views show it that were returned
+    before.
     """
 
     def __init__(

@@ -252,12 +252,12 @@ class Group:
         Raises: as `Session.read`, for the first one that does not decode.
         """
         decoder, view = self.decoder, self.view
-        decode, least, samples = self._make_decode(), decoder.fixed_nbytes, list[Any]()
+        decode, samples = self._make_decode(), list[Any]()
         try:
             self.ensure()
             for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
-                if end - start < least:
-                    raise too_short(end - start, decoder)
+                if end - start != decoder.nbytes:
+                    decoder.check_nbytes(end - start)
                 samples.append(decode(view[start:end]))
         except (CodecError, CorruptRecordError) as error:
             raise self.placed(error, len(samples)) from error
@@ -279,11 +279,6 @@ class Group:
             return plan.decode
         labels = dict(self._archive.label_columns)
         return lambda record: fields.of_sample(decoder.decode(record), labels)
-
-
-def too_short(nbytes: int, decoder: Decoder) -> CorruptRecordError:
-    """Make the error of a record that ends before its fields of fixed size do."""
-    return CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {decoder.fixed_nbytes:,}")
 
 
 def loaded(

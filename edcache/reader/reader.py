@@ -282,7 +282,8 @@ class Reader:
         Args:
             index: in [0, len(self)).
             copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
-                unless records are compressed. Do not write to views. They show what is written over the file later.
+                unless records are compressed. Do not write to views. They show bytes that are written over the file
+                later.
         Raises:
             SampleIndexError: out of range.
             MissingSampleError: no record yet.

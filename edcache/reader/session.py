@@ -50,7 +50,7 @@ from edcache.format import (
 )
 from edcache.labels import checked_indices
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.group import Group, GroupRecords, loaded, too_short
+from edcache.reader.group import Group, GroupRecords, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
@@ -369,13 +369,14 @@ class Session:
         data = self._stored.record(index, row, wanted)
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
-            try:
-                data = memoryview(codec.decompress(data))
-            except base.CorruptRecordError as error:
-                raise error.within(self.checks.place(index), self.path, index) from error
         decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
-        if len(data) < decoder.fixed_nbytes:
-            raise self.placed(too_short(len(data), decoder), index)
+        try:
+            if row[4] & COMPRESSED:
+                data = decoder.decompressed(data)
+            elif len(data) != decoder.nbytes:
+                decoder.check_nbytes(len(data))
+        except base.CorruptRecordError as error:
+            raise self.placed(error, index) from error
         return data, decoder
 
     # --- many records ---
@@ -404,45 +405,46 @@ class Session:
         Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
         """
         try:
-            return self._records(indices, fields) if len(indices) else Made(list)
-        except Exception:  # else a Group compares the head, behind its use
+            if not len(indices):
+                return Made(list)
+            uniform = self.uniform
+            if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
+                # One pass checks the range: as unsigned numbers, negative ones are the largest.
+                if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
+                    indices = checked_indices(indices, self.length)
+                decoder, checks = uniform.decoder, self.checks
+                wanted = None if fields is None else _wanted(fields, decoder)
+                start = self._stored.locate(indices, wanted)
+                check = None if checks.is_done else checks.group(indices, wanted)
+                return Group(uniform, start, indices, self, fields, check)
+            indices = checked_indices(indices, self.length)
+            index, rows = self.index, self.index.rows(indices)
+            if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
+                return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
+            if not index.is_dense and not np.all(rows["flags"] & PRESENT):
+                raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
+            # A row with another schema than `uniform` says is damaged; its check raises.
+            schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
+            used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
+            decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
+            stored: list[Piece] = []
+            if self.file.by_request:
+                wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
+                wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
+                stored = self._stored.records(indices.tolist(), wanted_by)
+            if len(used) == 1:
+                return self._group_of_schema(decoders[0], indices, rows, fields, stored)
+            parts: list[tuple[Ints, Records]] = []
+            for number, decoder in enumerate(decoders):
+                places = np.flatnonzero(numbers.reshape(-1) == number)
+                own = [stored[place] for place in places.tolist()] if stored else stored
+                parts.append(
+                    (places, self._group_of_schema(decoder, indices[places], rows[places], fields, own))
+                )
+            return Several(parts)
+        except Exception:  # else the Group compares the head, behind its use
             self.check_same()
             raise
-
-    def _records(self, indices: Ints, fields: Projection | None) -> Records:
-        uniform = self.uniform
-        if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
-            # One pass checks the range: as unsigned numbers, negative ones are the largest.
-            if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
-                indices = checked_indices(indices, self.length)
-            decoder, checks = uniform.decoder, self.checks
-            wanted = None if fields is None else _wanted(fields, decoder)
-            start = self._stored.locate(indices, wanted)
-            check = None if checks.is_done else checks.group(indices, wanted)
-            return Group(uniform, start, indices, self, fields, check)
-        indices = checked_indices(indices, self.length)
-        index, rows = self.index, self.index.rows(indices)
-        if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
-            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-        if not index.is_dense and not np.all(rows["flags"] & PRESENT):
-            raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
-        # A row with another schema than `uniform` says is damaged; its check raises.
-        schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
-        used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-        decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
-        stored: list[Piece] = []
-        if self.file.by_request:
-            wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
-            wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
-            stored = self._stored.records(indices.tolist(), wanted_by)
-        if len(used) == 1:
-            return self._group_of_schema(decoders[0], indices, rows, fields, stored)
-        parts: list[tuple[Ints, Records]] = []
-        for number, decoder in enumerate(decoders):
-            places = np.flatnonzero(numbers.reshape(-1) == number)
-            own = [stored[place] for place in places.tolist()] if stored else stored
-            parts.append((places, self._group_of_schema(decoder, indices[places], rows[places], fields, own)))
-        return Several(parts)
 
     def _group_of_schema(
         self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
@@ -464,7 +466,7 @@ class Session:
             stored = self._stored.records(indices.tolist(), [None] * len(indices))
         try:
             for row in np.flatnonzero(are_compressed).tolist():
-                lengths[row] = codec.content_nbytes(stored[row].data)
+                lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
             return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
