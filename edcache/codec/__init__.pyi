@@ -2,8 +2,6 @@ from .classes import namedtuple_fields as namedtuple_fields
 from .classes import register as register
 from .columns import Columns as Columns
 from .compression import compressor as compressor
-from .compression import content_nbytes as content_nbytes
-from .compression import decompress as decompress
 from .compression import decompress_into as decompress_into
 from .containers import walk_leaves as walk_leaves
 from .decoder import Decoder as Decoder

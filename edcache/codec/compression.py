@@ -1,6 +1,7 @@
 """Compression of records: one zstd frame each, with its content size, without a checksum: rows have one.
 
-A frame that claims more content than its bytes can hold is refused before that is allocated.
+A frame that claims more content than its bytes can hold, or than records of its schema have
+(codec/decoder.py:Decoder.content_nbytes), is refused before that is allocated.
 """
 
 from __future__ import annotations
@@ -81,15 +82,14 @@ def content_nbytes(frame: Buffer) -> int:
     return int(nbytes)
 
 
-def decompress(frame: Buffer) -> bytes:
-    """Return the content of one whole zstd frame.
+def decompress(frame: Buffer, nbytes: int) -> bytes:
+    """Return the content of one whole zstd frame, which says that it has `nbytes`.
 
     Raises:
         CorruptRecordError: "zstd frame does not decompress: ...".
     """
     import zstandard
 
-    nbytes = content_nbytes(frame)
     try:
         raw: bytes = _contexts.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
@@ -109,10 +109,7 @@ def decompress_into(
     def run(chosen: range) -> None:
         for k in chosen:
             at, length = places[k], raw_nbytes[k]
-            data = decompress(frames[k])
-            if len(data) != length:
-                raise CorruptRecordError(f"zstd frame has {len(data):,} bytes, not {length:,}")
-            out[at : at + length] = data
+            out[at : at + length] = decompress(frames[k], length)
 
     # zstd releases the interpreter. For little data, starting threads takes longer.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, once
 from edcache.codec import classes
+from edcache.codec.compression import content_nbytes, decompress
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.images import Decoding
@@ -93,6 +94,21 @@ class Decoder:
                 raise
             raise CorruptRecordError(f"record does not decode: {error}") from error
 
+    def check_nbytes(self, nbytes: int) -> None:
+        """Raise CorruptRecordError if no record of the schema has this number of bytes."""
+        if self.nbytes not in (None, nbytes) or nbytes < self.fixed_nbytes:
+            raise CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {self.fixed_nbytes:,}")
+
+    def content_nbytes(self, frame: memoryview) -> int:
+        """Read the bytes of a compressed record from its header. Raises: CorruptRecordError, as `check_nbytes`."""
+        nbytes = content_nbytes(frame)
+        self.check_nbytes(nbytes)
+        return nbytes
+
+    def decompressed(self, frame: memoryview) -> memoryview:
+        """Decompress a record, in as many bytes as its schema allows. Raises: CorruptRecordError."""
+        return memoryview(decompress(frame, self.content_nbytes(frame)))
+
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """Make the function that decodes a node from a whole record, into own memory; raises as `decode`."""
         layout, read = self.layout, _compile(node)
@@ -123,9 +139,9 @@ class Decoder:
         if self.nbytes is None:
             assert self.layout is not None
             spans = self.layout.locate(record)
-        elif record.nbytes != self.nbytes:
-            raise CorruptRecordError(f"record of {record.nbytes} bytes, its schema says {self.nbytes}")
         else:
+            if record.nbytes != self.nbytes:
+                self.check_nbytes(record.nbytes)
             spans = _NO_SPANS
         if copy:
             return self._read(record, spans, None)

@@ -38,7 +38,8 @@ class ArrayDataset:
     Args:
         path: one path or URL; no lists, globs or folders.
         fields: field paths such as "image" or "target.boxes". Each sample is then a dict of these alone.
-        zero_copy: True gives read-only views of the mapped file for single samples.
+        zero_copy: True gives read-only views of the mapped file for single samples. They show bytes that are written
+            over it later.
         storage_options: for the library that reads a URL.
         keywords: the fields of `edcache.ReadOptions`, such as verify, decode and local.
     Raises:
@@ -148,15 +149,17 @@ def _gathered(records: Records) -> Any:
     group = records.group
     if group is None or not group.is_regular:
         return NotImplemented
-    if group.fields is None:
-        assert group.decoder.structure is not None
-        return _stack_column(group, group.decoder.structure)
-    plan = planned(group.fields, group.decoder)
-    return (
-        NotImplemented
-        if plan is None
-        else group.fields.assembled([_stack_column(group, n) for n in plan.nodes])
-    )
+    fields, decoder = group.fields, group.decoder
+    try:
+        if fields is None:
+            assert decoder.structure is not None
+            return _stack_column(group, decoder.structure)
+        plan = planned(fields, decoder)
+        if plan is None:
+            return NotImplemented
+        return fields.assembled([_stack_column(group, node) for node in plan.nodes])
+    finally:
+        group.check_same()
 
 
 def _stack_column(group: Group, node: Node) -> Any:
@@ -168,8 +171,7 @@ def _stack_column(group: Group, node: Node) -> Any:
         return [None] * len(group)
     leaf = group.decoder.fields.get(node.path)
     if leaf is None:  # a dataclass
-        decode = group.decoder.part(node)
-        return [decode(group.record(row)) for row in range(len(group))]
+        return group.decoded(node)
     if leaf.kind in _ITEMS and leaf.nbytes and leaf.offset is not None:
         items = group.gather(leaf.offset, leaf.nbytes)
         if leaf.kind != "bool" or items.max() <= 1:  # decoding raises for others

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset
 
-from edcache.base import EdcacheError, Ints, OptionError, cut_traceback
+from edcache.base import Ints, OptionError, cut_traceback
 from edcache.dataset.indexing import reading_of
 from edcache.dataset.keys import found_keys
 from edcache.dataset.root import Reading, SampleRoot, Share
 from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
 from edcache.format import pa, unify
-from edcache.reader import Beside, Projection, Records, Session, Together, last_change
-
-_NEVER = -1, -1
+from edcache.reader import Beside, Projection, Records
 
 
 @cut_traceback
@@ -38,8 +35,8 @@ def concat(datasets: Iterable[Samples]) -> Joined:
     `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column. It is a
     copy, made at its first use, and again after the labels of a dataset have changed. `indices` of views refer to the
     joined dataset. Each dataset keeps its transforms, and `select` chooses fields of their results. Samples that are
-    appended to an archive later are not in it. Samples of the same structure are read together, also from several
-    archives; if all parts are complete, uncompressed archives of one structure, by one gather a field.
+    appended to an archive later are not in it. If all samples of a batch have one structure, it is gathered field by
+    field, archive by archive.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -93,7 +90,6 @@ class Chained(SampleRoot):
     """Root of what `concat` makes. bounds: the index of the first sample of each part, and at the end the length."""
 
     called, shown = "concat", "Concat"
-    _together: tuple[tuple[int, int], Together | None] = _NEVER, None
 
     def __init__(self, parts: Sequence[Reading]) -> None:
         super().__init__(parts)
@@ -125,53 +121,20 @@ class Chained(SampleRoot):
 
     def shares(self, indices: Ints, draws: Draws | None = None) -> list[Share]:
         """Divide samples by part."""
-        return _divided(self.parts, *self._places(indices))
-
-    def records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        """Find the records of samples; of plain archives of one kind as one group."""
-        together = self._join_archives() if fields is None and len(indices) else None
-        group = None if together is None else together.group(*self._places(indices))
-        return super().records(indices, fields, draws) if group is None else group
-
-    def _places(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the number of the part of each sample, and its position there: int64 [n] both."""
         which = np.searchsorted(self.bounds, indices, side="right") - 1
-        return which, indices - self.bounds[which]
-
-    def _join_archives(self) -> Together | None:
-        """Return the archives as one memory; None unless all parts are whole, of one kind, and have no transform."""
-        state, together = self._together
-        # Cached for every batch: there may be thousands of parts.
-        if state == (SampleRoot.times_set, last_change()):
-            return together
-        sessions: list[Session] = []
-        with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
-            sessions += [part.root.readers[0].session for part in self.parts if _is_plain(part)]
-        state = SampleRoot.times_set, last_change()
-        known = [] if together is None else together.sessions
-        if len(sessions) < max(2, len(self.parts)):
-            together = None
-        elif len(known) < len(sessions) or any(a is not b for a, b in zip(known, sessions, strict=True)):
-            together = None
-            with suppress(EdcacheError):
-                together = Together.of(sessions)
-        self._together = state, together
-        return together
+        return _divided(self.parts, which, indices - self.bounds[which])
 
 
 def _divided(parts: Sequence[Reading], which: Ints, positions: Ints) -> list[Share]:
     """Make the share of each part. which, positions: number of each sample's part, and its position there."""
-    shares = []
-    for k in np.unique(which).tolist():
-        places = np.flatnonzero(which == k)
-        shares.append(Share(parts[k], positions[places], places))
-    return shares
-
-
-def _is_plain(part: Reading) -> bool:
-    """True for a whole archive whose samples are as stored."""
-    root = part.root
-    return part.is_whole and root.transform is None and not root.parts and not root.computes
+    order = np.argsort(which, kind="stable")
+    which, positions = which[order], positions[order]
+    bounds = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
+    return [
+        Share(parts[which[low]], positions[low:high], order[low:high])
+        for low, high in itertools.pairwise(bounds)
+        if low < high
+    ]
 
 
 class Turns(SampleRoot):

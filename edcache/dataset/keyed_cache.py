@@ -436,21 +436,22 @@ class KeyedSession:
     def record(self, found: _Found) -> tuple[memoryview, str]:
         """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
         sample, (offset, nbytes, crc, _, flags), schema = found
+        place = f"{self._path}: record {sample} at offset {offset:,}"
         behind = int(format.behind_nbytes(nbytes))
         data = memoryview(self._file.pread(offset, nbytes + behind))
         if not format.fits(crc, nbytes, data):
-            raise CorruptRecordError(
-                f"{self._path}: record {sample} at offset {offset:,} fails its crc32",
-                path=self._path,
-                index=sample,
-            )
+            raise CorruptRecordError(f"{place} fails its crc32", path=self._path, index=sample)
         with format.reported(f"{self._path}: record {sample}", self._path):
             format.check_flags(flags)
             if schema not in self._decoders:
                 allows = self._chain.head.codec == "pickle"
                 self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
-        record = data[:nbytes]
-        return memoryview(codec.decompress(record)) if flags & format.COMPRESSED else record, schema
+        if not flags & format.COMPRESSED:
+            return data[:nbytes], schema
+        try:
+            return self._decoders[schema].decompressed(data[:nbytes]), schema
+        except CorruptRecordError as error:
+            raise error.within(place, self._path, sample) from error
 
 
 class WritingSession(KeyedSession):

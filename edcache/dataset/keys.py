@@ -106,6 +106,7 @@ def record_versions(dataset: Readable[Any], labels: Sequence[str]) -> list[tuple
     for share in reading_of(dataset).stored():
         schemas = share.session.index.schemas
         rows = share.session.index.unbound_rows(share.positions)
+        share.session.check_same()
         columns = share.places, rows["crc32"], rows["nbytes"], rows["schema"]
         for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
             versions[place] = crc, nbytes, schemas[schema]

@@ -22,6 +22,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from edcache.writer import LazyFiller
 
 # Made anew in each process.
-_OF_THIS_PROCESS = ("_labelled", "_together")
+_OF_THIS_PROCESS = ("_labelled",)
 # Characters of the calls that made a view, in its repr: the last ones.
 _MOST_STEPS = 200
 
@@ -79,13 +80,11 @@ class SampleRoot:
         is_seeded: True if a function of a part depends on index and epoch of its sample.
         epoch: int64 [], in memory that workers share; None until `set_epoch`.
         computes: True if it computes a missing sample at its read.
-        times_set: number of transforms that were set in this process.
     """
 
     called: ClassVar[str] = ""
     shown: ClassVar[str] = ""
     is_divided: ClassVar[bool] = True
-    times_set: ClassVar[int] = 0
     transform: Transform = None
     batch_transform: Transform = None
     parts: Sequence[Reading] = ()
@@ -168,7 +167,7 @@ class SampleRoot:
         known = [part.root.labels for part in self.parts]
         before, made = self._labelled
         if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
-            made = Labels(self.label_table, num_rows=len(self))
+            made = Labels(self.label_table, num_rows=len(self), check_same=partial(_check_same, known))
             self._labelled = known, made
         return made
 
@@ -203,6 +202,12 @@ class SampleRoot:
     def one(self, index: int, fields: Projection | None) -> Any:
         """Read a sample, or some fields of it, before `transform`."""
         return self.records(np.array([index]), fields).samples()[0]
+
+
+def _check_same(parts: Sequence[Labels]) -> None:
+    # Not of the root, which holds the result: the cycle would keep its mappings until the garbage is collected.
+    for labels in parts:
+        labels.check_same()
 
 
 @dataclass(eq=False, repr=False)
@@ -295,7 +300,11 @@ class Archive(SampleRoot):
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
         self._look()
-        return self.reader.session.index.missing()
+        session = self.reader.session
+        try:
+            return session.index.missing()
+        finally:
+            session.check_same()
 
     @property
     def errors(self) -> list[Failure]:
@@ -311,13 +320,17 @@ class Archive(SampleRoot):
 
     def find_keys(self, texts: Sequence[str]) -> Ints:
         """Return the index of the first sample with each key, given as text: int64 [n], -1 for none."""
-        table = self.reader.session.keys
-        if table is None:
-            raise OptionError(
-                f"{self.path}: has no keys; they come from sample_key(index) of the source, or from a label column "
-                f'"{KEY_COLUMN}" of text, bytes or integers'
-            )
-        return table.find(key_hashes(texts))
+        session = self.reader.session
+        try:
+            table = session.keys
+            if table is None:
+                raise OptionError(
+                    f"{self.path}: has no keys; they come from sample_key(index) of the source, or from a label "
+                    f'column "{KEY_COLUMN}" of text, bytes or integers'
+                )
+            return table.find(key_hashes(texts))
+        finally:
+            session.check_same()
 
     def one(self, index: int, fields: Projection | None) -> Any:
         """Read a sample, or some fields of it."""
@@ -603,6 +616,5 @@ def _followed(
 
 
 def set_transform(of: Reading | SampleRoot, function: Transform) -> None:
-    """Set the function of each sample; counted by `times_set`, so that a root that joined archives looks again."""
-    SampleRoot.times_set += 1
+    """Set the function of each sample."""
     of.transform = base.checked_function("transform", function)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -140,6 +140,7 @@ class StoredRecords:
         """
         indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
+        session.check_same()
         own, is_there = session.index.schemas, _have_records(session, rows)
         is_sound = is_there & _are_plausible(rows, len(own), session.nbytes)
         for index in indices[is_there & ~is_sound].tolist():
@@ -301,25 +302,36 @@ def _write(
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
-            absent = _copy_records(records, part, labels, out, on_progress)
-            _check_kept(target, records, len(part) - len(absent), least)
-            changes: dict[str, Any] = {}
-            if max(out.chain.length or 0, out.chain.end_index) < len(part):
-                changes["length"] = len(part)
-            failed = [one for one in records.failures if one.index in part]
-            if failed:
-                changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
-            if changes:
-                out.amend(**changes)
-            left = format.take_rows(labels, absent)  # labels of samples without their record
-            left = left.select(
-                [field.name for field in left.schema if left.column(field.name).null_count < len(absent)]
-            )
-            if left.num_columns:
-                seal(out, LabelChange(left, absent))
-            seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
+            with _unmixed(records.sessions):
+                absent = _copy_records(records, part, labels, out, on_progress)
+                _check_kept(target, records, len(part) - len(absent), least)
+                changes: dict[str, Any] = {}
+                if max(out.chain.length or 0, out.chain.end_index) < len(part):
+                    changes["length"] = len(part)
+                failed = [one for one in records.failures if one.index in part]
+                if failed:
+                    changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
+                if changes:
+                    out.amend(**changes)
+                left = format.take_rows(labels, absent)  # labels of samples without their record
+                left = left.select(
+                    [field.name for field in left.schema if left.column(field.name).null_count < len(absent)]
+                )
+                if left.num_columns:
+                    seal(out, LabelChange(left, absent))
+                seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
             with _replaceable(target, over):
                 out.move(target)
+
+
+@contextmanager
+def _unmixed(sessions: Sequence[Session]) -> Iterator[None]:
+    """Compare archives at the end of a block that takes their bytes: another one may be written over one meanwhile."""
+    try:
+        yield
+    finally:
+        for session in sessions:
+            session.check_same()
 
 
 def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:

@@ -297,15 +297,20 @@ class StoredLabels:
 
     Args:
         read: reads the bytes of several places, None for one that fails its crc32. where: the archive's path.
-    Attributes: schema, num_rows: as of a pyarrow Table.
+        check_same: raises StaleArchiveError if another archive was written over these bytes.
+    Attributes: schema, num_rows: as of a pyarrow Table. check_same: called behind the last use of a column.
     Raises: CorruptArchiveError, at the first use of a column that is damaged.
     Safety: threads may use it at once; two may then read the same column.
     """
 
     def __init__(
-        self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
+        self,
+        root: Root,
+        read: Callable[[Sequence[Place]], Sequence[memoryview | None]],
+        where: str,
+        check_same: Callable[[], None] = lambda: None,
     ) -> None:
-        self.num_rows = root.length
+        self.num_rows, self.check_same = root.length, check_same
         self._root, self._read, self._where = root, read, where
         self._columns: dict[str, pa.ChunkedArray] = {}
 

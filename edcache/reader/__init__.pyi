@@ -18,7 +18,6 @@ from .projection import replaced as replaced
 from .projection import steps as steps
 from .ragged import collate as collate
 from .reader import Reader as Reader
-from .reader import last_change as last_change
 from .session import Session as Session
 from .session import has_lost_seal as has_lost_seal
 from .several import Beside as Beside
@@ -26,4 +25,3 @@ from .several import Made as Made
 from .several import Records as Records
 from .several import Several as Several
 from .several import kind_of as kind_of
-from .together import Together as Together

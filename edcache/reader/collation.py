@@ -25,7 +25,7 @@ from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtyp
 from edcache.reader.group import Group
 from edcache.reader.memory import Memory, Parcel, for_this_process
 from edcache.reader.projection import Projection, planned
-from edcache.reader.several import Records, kind_of
+from edcache.reader.several import Joint, Records, kind_of
 
 Collate = Callable[[Group, Memory], Any]
 
@@ -105,6 +105,8 @@ def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
             return NotImplemented if collate is None or _is_changed() else collate(group, memory)
         except (CodecError, CorruptRecordError):
             return NotImplemented  # sample by sample, the error names the damaged one
+        finally:
+            group.check_same()
     beside = records.beside
     if beside is None or special is not None:
         return NotImplemented
@@ -356,10 +358,10 @@ def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> to
     out = memory((rows, *(field.shape or ())), dtype)
     if not nbytes:
         return out
-    window = group.records.tensors.get((field.offset, nbytes))
-    if window is None:
-        window = torch.from_numpy(group.records.window(field.offset, nbytes))
-        group.records.tensors[field.offset, nbytes] = window
+    if isinstance(group, Joint):
+        group.gather(field.offset, nbytes, np.frombuffer(bytes_of(out), np.uint8).reshape(rows, nbytes))
+        return out
+    window = torch.from_numpy(group.records.window(field.offset, nbytes))
     flat = out if dtype == window.dtype else out.view(-1).view(window.dtype)
     if flat.ndim != window.ndim:
         flat = flat.view(rows, *window.shape[1:])

@@ -12,7 +12,7 @@ A field that varies in shape is located by its slots, for all records at once, a
 `copy`). All other fields are decoded one by one (`values`), and so are whole samples (`samples`).
 
 Memory is the mapped file. Records that are compressed, or are not mapped, are put into new memory first (`loaded`).
-Records of several files are one group too, since all mappings lie in one space of addresses (several.py, together.py).
+Records of several memories are read part by part (several.py).
 
 A batch equals the one that default_collate makes of `samples`. A fast way may decline, and the caller then takes
 `samples`, whose error names the record.
@@ -40,8 +40,10 @@ from edcache.reader.stored import Piece
 
 # Opening an archive takes no decoder.
 if TYPE_CHECKING:
-    from edcache.codec import Decoder
+    from edcache.codec import Decoder, Node
 
+# Rows of these bytes or more are copied one by one, once; numpy copies shorter ones faster together, twice.
+_LARGE_ROW = 1 << 15
 _LATTICE_BITS = LATTICE.bit_length() - 1
 
 
@@ -57,7 +59,9 @@ class Spans(NamedTuple):
 
 
 class RecordArchive(Protocol):
-    """Archive of records, or several, for the text of errors."""
+    """Archive of records."""
+
+    check_same: Callable[[], None]
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
@@ -67,6 +71,15 @@ class RecordArchive(Protocol):
         """Label columns, by name."""
 
 
+def as_numbers(rows: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
+    """View bytes `offset` on of records, uint8 [n, nbytes], as a window has them (`GroupRecords.window`)."""
+    nbytes = rows.shape[1]
+    if nbytes % LATTICE or offset % LATTICE:
+        return rows
+    numbers = rows.view(np.int64)
+    return numbers[:, 0] if nbytes == LATTICE else numbers
+
+
 class GroupRecords:
     """Memory with records of one schema.
 
@@ -74,28 +87,29 @@ class GroupRecords:
         decoder: of the schema. view: the memory, which may be read-only.
         sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
     Attributes:
-        memory: the view as uint8 [nbytes]. tensors: windows of it as tensors, kept for later gathers.
+        memory: the view as uint8 [nbytes].
     """
 
     def __init__(self, decoder: Decoder, view: memoryview, sizes: Callable[[Ints], Ints]) -> None:
         self.decoder, self.view, self.sizes = decoder, view, sizes
         self.memory = codec.aliased(view)
-        self.tensors: dict[tuple[int, int], Any] = {}
+        self._windows: dict[tuple[int, int], npt.NDArray[Any]] = {}
 
     def window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
-        """Make a view whose row k has bytes `offset` to `offset + nbytes` of a record that begins at byte 8 * k.
+        """Return a view whose row k has bytes `offset` to `offset + nbytes` of a record that begins at byte 8 * k.
 
         It is uint8 [rows, nbytes]; if rows begin and end at multiples of 8, int64 [rows, nbytes // 8], or [rows] for 8
         bytes: torch gathers few items faster than many, and up to 2**15 in one thread.
         """
-        items, memory = nbytes, self.memory[offset:]
-        kind: np.dtype[Any] = np.dtype(np.uint8)
-        if not nbytes % LATTICE and not offset % LATTICE:
-            kind, items = np.dtype(np.int64), nbytes // LATTICE
-            memory = memory[: len(memory) // LATTICE * LATTICE]
-        shape = (len(memory) - nbytes) // LATTICE + 1, items
-        window: npt.NDArray[Any] = np.ndarray(shape, kind, memory, 0, (LATTICE, kind.itemsize))
-        return window[:, 0] if nbytes == LATTICE == kind.itemsize else window
+        window = self._windows.get((offset, nbytes))
+        if window is None:
+            window = self._windows[offset, nbytes] = self._make_window(offset, nbytes)
+        return window
+
+    def _make_window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
+        memory = self.memory[offset:]
+        rows = (len(memory) - nbytes) // LATTICE + 1
+        return as_numbers(np.ndarray((rows, nbytes), np.uint8, memory, 0, (LATTICE, 1)), offset)
 
 
 class Group:
@@ -109,6 +123,8 @@ class Group:
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
         window_rows: int64 [n], the row of each record in a window of `records`: its start in units of 8 bytes.
+        check_same: who takes bytes calls it behind the last use, also after an error; StaleArchiveError if another
+            archive was written over them. `samples` does it.
     """
 
     def __init__(
@@ -123,7 +139,7 @@ class Group:
     ) -> None:
         self.records, self.decoder, self.view = records, records.decoder, records.view
         self.start, self.rows = start, rows
-        self._archive, self.fields = archive, fields
+        self._archive, self.fields, self.check_same = archive, fields, archive.check_same
         self.check, self.is_regular = check, is_regular
         self.window_rows = start >> _LATTICE_BITS
 
@@ -142,6 +158,17 @@ class Group:
         self.ensure()
         rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.window_rows]
         return rows.view(np.uint8).reshape(len(self), nbytes)
+
+    def gather_to(self, out: npt.NDArray[Any], places: Ints, offset: int, nbytes: int) -> None:
+        """Copy the same bytes of every record to rows of `out`, which is as a window; places: int64 [n], which rows."""
+        if self.check is not None:
+            self.ensure()
+        window, rows = self.records.window(offset, nbytes), self.window_rows
+        if nbytes < _LARGE_ROW:
+            out[places] = window[rows]
+            return
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+            out[place] = window[row]
 
     def ensure(self) -> None:
         """Check the records, unless they were checked."""
@@ -211,24 +238,31 @@ class Group:
                 if isinstance(error, EdcacheError):
                     raise
                 # Decoding one by one, below, raises an error that names the value.
-        decode = self.decoder.part(self.decoder.fields[path])
-        return [decode(self.record(row)) for row in range(len(self))]
+        return self.decoded(self.decoder.fields[path])
+
+    def decoded(self, node: Node) -> list[Any]:
+        """Decode the value at a node of every record, into memory that the caller owns."""
+        self.ensure()
+        decode, view, ends = self.decoder.part(node), self.view, (self.start + self.nbytes).tolist()
+        return [decode(view[start:end]) for start, end in zip(self.start.tolist(), ends, strict=True)]
 
     def samples(self) -> list[Any]:
         """Decode every sample, or its fields, into memory that the caller owns.
 
         Raises: as `Session.read`, for the first one that does not decode.
         """
-        self.ensure()
         decoder, view = self.decoder, self.view
-        decode, least, samples = self._make_decode(), decoder.fixed_nbytes, list[Any]()
+        decode, samples = self._make_decode(), list[Any]()
         try:
+            self.ensure()
             for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
-                if end - start < least:
-                    raise too_short(end - start, decoder)
+                if end - start != decoder.nbytes:
+                    decoder.check_nbytes(end - start)
                 samples.append(decode(view[start:end]))
         except (CodecError, CorruptRecordError) as error:
             raise self.placed(error, len(samples)) from error
+        finally:
+            self.check_same()
         return samples
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
@@ -245,17 +279,6 @@ class Group:
             return plan.decode
         labels = dict(self._archive.label_columns)
         return lambda record: fields.of_sample(decoder.decode(record), labels)
-
-    def record(self, row: int) -> memoryview:
-        """Return the bytes of one record."""
-        self.ensure()
-        start, nbytes = int(self.start[row]), int(self.nbytes[row])
-        return self.view[start : start + nbytes]
-
-
-def too_short(nbytes: int, decoder: Decoder) -> CorruptRecordError:
-    """Make the error of a record that ends before its fields of fixed size do."""
-    return CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {decoder.fixed_nbytes:,}")
 
 
 def loaded(

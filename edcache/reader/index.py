@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,46 +24,6 @@ _MOST_KEPT_NBYTES: Final = 1 << 26
 _SMALL_NBYTES: Final = 1 << 18
 # Runs, and samples of each, that are probed to see if records are in order.
 _PROBED_RUNS, _PROBED_SAMPLES = 8, 256
-_BLOCK: Final = 1 << 16
-
-
-class EvenPlaces(NamedTuple):
-    """Places of records of one size in chunks of one length, computed: `starts[i // length] + i * step`.
-
-    A look-up in the rows misses the cache at each of them: a tenth of the time of a batch of small samples.
-
-    starts: int64 [chunks], the offset of the first record of each, less the steps before it. length: records in a
-    chunk. step: bytes from one record to the next.
-    """
-
-    starts: Ints
-    length: int
-    step: int
-
-    def offsets(self, indices: Ints) -> Ints:
-        """Compute the offset of each record: int64 [n]."""
-        return self.starts[indices // self.length] + indices * self.step
-
-    @classmethod
-    def of(cls, offsets: Ints) -> EvenPlaces | None:
-        """Find them; None if records are not stored so. Cost: 2 ns a record."""
-        if len(offsets) < 2:
-            return None
-        step, length = int(offsets[1] - offsets[0]), len(offsets)
-        for start in range(0, len(offsets) - 1, _BLOCK):
-            others = np.flatnonzero(np.diff(offsets[start : start + _BLOCK + 1]) != step)
-            if len(others):
-                length = start + int(others[0]) + 1
-                break
-        firsts = np.arange(0, len(offsets), length)
-        if len(firsts) * 16 > len(offsets):  # the chunks are many: no gain
-            return None
-        found = cls(offsets[firsts] - firsts * step, length, step)
-        for start in range(0, len(offsets), _BLOCK):
-            part = offsets[start : start + _BLOCK]
-            if not np.array_equal(part, found.offsets(np.arange(start, start + len(part)))):
-                return None
-        return found
 
 
 class RecordIndex:
@@ -105,8 +64,6 @@ class RecordIndex:
         # A cast needs a length.
         self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
         self._kept: dict[int, Rows] = {}
-        self._asked = 0  # places, since the archive was opened
-        self._even: EvenPlaces | None = None
 
     @classmethod
     def of(cls, root: Root, memory: memoryview | None, fetch: Fetch) -> RecordIndex:
@@ -173,16 +130,8 @@ class RecordIndex:
 
     def offsets(self, indices: Ints) -> Ints:
         """Return the offset of each record in the file: int64 [n]."""
-        if self._even is not None:
-            return self._even.offsets(indices)
         if self._words is None:
             return self.rows(indices)["offset"].astype(np.int64)
-        self._asked += len(indices)
-        if self._asked > self.length > 0:  # an epoch: the next ones repay the look at all rows
-            self._asked, self._even = (
-                -sys.maxsize,
-                EvenPlaces.of(self._words[:, 0]) if self.is_dense else None,
-            )
         found: Ints = self._words[indices, 0]
         return found
 

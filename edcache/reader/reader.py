@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -22,16 +21,6 @@ if TYPE_CHECKING:
 _OLDER: Final = (
     "if a seal is lost, this is an older state, of which samples may have been deleted or numbered anew"
 )
-_changes, _last_change = itertools.count(1), [0]
-
-
-def last_change() -> int:
-    """Return a number that changes whenever this process opens, refreshes or closes an archive."""
-    return _last_change[0]
-
-
-def _note_change() -> None:
-    _last_change[0] = next(_changes)
 
 
 @base.takes(ReadOptions)
@@ -193,7 +182,6 @@ class Reader:
     def _keep(self, session: Session) -> None:
         """Use `session` from now on, unless another thread has closed the reader."""
         self._session = session
-        _note_change()
         if self._closed:
             self.close()
             session.file.close()
@@ -258,7 +246,6 @@ class Reader:
         """Close the archive. Arrays that were returned before stay valid. A second call does nothing."""
         self._closed = True
         session, self._session = self._session, None
-        _note_change()
         if session is not None:
             session.file.close()
 
@@ -309,7 +296,8 @@ class Reader:
         Args:
             index: in [0, len(self)).
             copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
-                unless records are compressed. Do not write to views.
+                unless records are compressed. Do not write to views. They show bytes that are written over the file
+                later.
         Raises:
             SampleIndexError: out of range.
             MissingSampleError: no record yet.

@@ -28,6 +28,8 @@ What must never happen:
 - A byte behind the last entry is mapped: a writer may cut it off, and reading it would be a SIGBUS.
 - A record is used before it was compared with its sum, unless verify="never" (checks.py).
 - Salvage takes an older state, or other numbers of samples, without a word (`damage`).
+- A value of another archive is handed out, which was written over the mapped one: `check_same` comes behind the last
+  use of its bytes. It comes behind an error too, since foreign rows and records raise any.
 - Something that the session holds refers to the session: the mapping would stay until the garbage is collected.
 """
 
@@ -58,7 +60,7 @@ from edcache.format import (
 )
 from edcache.labels import checked_indices
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.group import Group, GroupRecords, loaded, too_short
+from edcache.reader.group import Group, GroupRecords, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
@@ -82,6 +84,8 @@ class Session:
     Attributes:
         size: bytes of the file. head: of it. sealed: True if its last root tells all that counts. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
+        check_same: called behind the last use of mapped bytes; StaleArchiveError if another archive was written over
+            them.
         index: rows of all samples. length: samples of the dataset.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
         damage: of the chain, and the state that is read in spite of it; None without.
@@ -124,7 +128,7 @@ class Session:
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
-        self._view = self.extents.view
+        self._view, self.check_same = self.extents.view, self.extents.check_same
         if self._root is not None:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
@@ -134,7 +138,7 @@ class Session:
             self.index = _index_of(self._contents)
         self.length = self.index.length
         # Records of the last gather, if `uniform` is None.
-        self._records: GroupRecords | None = None
+        self._latest: GroupRecords | None = None
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -245,7 +249,7 @@ class Session:
             return _sound_labels(self)
         if self._root is None:
             return self._contents.table()
-        return StoredLabels(self._root, self.extents.checked, self.path)
+        return StoredLabels(self._root, self.extents.checked, self.path, self.check_same)
 
     @once
     def keys(self) -> KeyTable | None:
@@ -347,16 +351,19 @@ class Session:
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
         """Decode one sample, or fields of it; see `Reader.read`."""
-        record, decoder = self.fetch(index, fields)
         try:
-            if fields is None:
-                return decoder.decode(record, copy=copy)
-            plan = planned(fields, decoder)
-            if plan is not None:
-                return plan.decode(record)
-            return fields.of_sample(decoder.decode(record), dict(self.label_columns))
-        except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
-            raise self.placed(error, index) from error
+            record, decoder = self.fetch(index, fields)
+            try:
+                if fields is None:
+                    return decoder.decode(record, copy=copy)
+                plan = planned(fields, decoder)
+                if plan is not None:
+                    return plan.decode(record)
+                return fields.of_sample(decoder.decode(record), dict(self.label_columns))
+            except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
+                raise self.placed(error, index) from error
+        finally:
+            self.check_same()
 
     def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
         """Return the record of a sample, decompressed, and its decoder.
@@ -364,22 +371,22 @@ class Session:
         Args:
             fields: to be read; only their blocks of a large record are checked.
         Returns:
-            Read-only bytes, a view of a mapped file; and the decoder.
+            Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
         Raises: as `Reader.read`.
         """
-        self.extents.check_same()
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
-            try:
-                data = memoryview(codec.decompress(data))
-            except base.CorruptRecordError as error:
-                raise error.within(self.checks.place(index), self.path, index) from error
         decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
-        if len(data) < decoder.fixed_nbytes:
-            raise self.placed(too_short(len(data), decoder), index)
+        try:
+            if row[4] & COMPRESSED:
+                data = decoder.decompressed(data)
+            elif len(data) != decoder.nbytes:
+                decoder.check_nbytes(len(data))
+        except base.CorruptRecordError as error:
+            raise self.placed(error, index) from error
         return data, decoder
 
     # --- many records ---
@@ -407,42 +414,47 @@ class Session:
             A `Group`, if all records are of one schema.
         Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
         """
-        uniform = self.uniform
-        if not len(indices):
-            return Made(list)
-        self.extents.check_same()
-        if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
-            # One pass checks the range: as unsigned numbers, negative ones are the largest.
-            if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
-                indices = checked_indices(indices, self.length)
-            decoder, checks = uniform.decoder, self.checks
-            wanted = None if fields is None else _wanted(fields, decoder)
-            start = self._stored.locate(indices, wanted)
-            check = None if checks.is_done else checks.group(indices, wanted)
-            return Group(uniform, start, indices, self, fields, check)
-        indices = checked_indices(indices, self.length)
-        index, rows = self.index, self.index.rows(indices)
-        if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
-            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-        if not index.is_dense and not np.all(rows["flags"] & PRESENT):
-            raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
-        # A row with another schema than `uniform` says is damaged; its check raises.
-        schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
-        used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-        decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
-        stored: list[Piece] = []
-        if self.file.by_request:
-            wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
-            wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
-            stored = self._stored.records(indices.tolist(), wanted_by)
-        if len(used) == 1:
-            return self._group_of_schema(decoders[0], indices, rows, fields, stored)
-        parts: list[tuple[Ints, Records]] = []
-        for number, decoder in enumerate(decoders):
-            places = np.flatnonzero(numbers.reshape(-1) == number)
-            own = [stored[place] for place in places.tolist()] if stored else stored
-            parts.append((places, self._group_of_schema(decoder, indices[places], rows[places], fields, own)))
-        return Several(parts)
+        try:
+            if not len(indices):
+                return Made(list)
+            uniform = self.uniform
+            if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
+                # One pass checks the range: as unsigned numbers, negative ones are the largest.
+                if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
+                    indices = checked_indices(indices, self.length)
+                decoder, checks = uniform.decoder, self.checks
+                wanted = None if fields is None else _wanted(fields, decoder)
+                start = self._stored.locate(indices, wanted)
+                check = None if checks.is_done else checks.group(indices, wanted)
+                return Group(uniform, start, indices, self, fields, check)
+            indices = checked_indices(indices, self.length)
+            index, rows = self.index, self.index.rows(indices)
+            if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
+                return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
+            if not index.is_dense and not np.all(rows["flags"] & PRESENT):
+                raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
+            # A row with another schema than `uniform` says is damaged; its check raises.
+            schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
+            used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
+            decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
+            stored: list[Piece] = []
+            if self.file.by_request:
+                wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
+                wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
+                stored = self._stored.records(indices.tolist(), wanted_by)
+            if len(used) == 1:
+                return self._group_of_schema(decoders[0], indices, rows, fields, stored)
+            parts: list[tuple[Ints, Records]] = []
+            for number, decoder in enumerate(decoders):
+                places = np.flatnonzero(numbers.reshape(-1) == number)
+                own = [stored[place] for place in places.tolist()] if stored else stored
+                parts.append(
+                    (places, self._group_of_schema(decoder, indices[places], rows[places], fields, own))
+                )
+            return Several(parts)
+        except Exception:  # else the Group compares the head, behind its use
+            self.check_same()
+            raise
 
     def _group_of_schema(
         self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
@@ -454,9 +466,9 @@ class Session:
             wanted = None if fields is None or are_compressed.any() else _wanted(fields, decoder)
             start = self._stored.locate(indices, wanted)
         if self._view is not None and not are_compressed.any():
-            records = self._records
+            records = self._latest
             if records is None or records.decoder is not decoder:
-                records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
+                records = self._latest = GroupRecords(decoder, self._view, self.index.sizes)
             is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
             check = self.checks.group(indices, wanted)
             return Group(records, start, indices, self, fields, check, is_regular)
@@ -464,7 +476,7 @@ class Session:
             stored = self._stored.records(indices.tolist(), [None] * len(indices))
         try:
             for row in np.flatnonzero(are_compressed).tolist():
-                lengths[row] = codec.content_nbytes(stored[row].data)
+                lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
             return Made(lambda: [self.read(index, fields) for index in indices.tolist()])

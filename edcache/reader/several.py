@@ -1,21 +1,24 @@
 """`Records`: of one or several schemas or archives, samples that are no records, fields side by side.
 
-All mappings and memory of a process lie in one space of addresses, so records of one schema, of any files, are one
-`Group`. Bytes between them are never touched.
+Each archive has a memory of its own, and nothing reads over its end. Records of one schema in several memories are
+`Joint`: each part is gathered into its places of one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, TypeAlias, Union
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar, Union
 
 import numpy as np
+import numpy.typing as npt
 
-from edcache.base import EdcacheError, Ints, once
-from edcache.format import LATTICE
-from edcache.reader.group import Group, GroupRecords
+from edcache.base import Ints, once
+from edcache.codec import Node
+from edcache.reader.group import Group, Spans, as_numbers
 from edcache.reader.projection import Projection
+
+T = TypeVar("T")
 
 Records: TypeAlias = Union[Group, "Several", "Beside", "Made"]
 """Result of reading a dataset at some indices. Its `samples` are in their order."""
@@ -46,34 +49,21 @@ class Several:
 
     def samples(self) -> list[Any]:
         """Return every sample; raises as the parts."""
-        samples: list[Any] = [None] * sum(len(places) for places, _ in self.parts)
-        for places, records in self.parts:
-            for place, sample in zip(places.tolist(), records.samples(), strict=True):
-                samples[place] = sample
-        return samples
+        return _in_order((places, records.samples()) for places, records in self.parts)
 
     @once
     def group(self) -> Group | None:
         """All records as one group; None if they differ in schema or fields, or are no records."""
-        groups = [records.group for _, records in self.parts]
-        first = groups[0] if groups else None
-        found = [group for group in groups if group is not None]
-        if first is None or len(found) < len(groups):
-            return None
-        alike = (group.decoder is first.decoder and group.fields == first.fields for group in found)
-        if not all(alike) or not all(group.is_regular and group.view.nbytes for group in found):
-            return None
-        bases, view = space_of([group.view for group in found], groups)
-        order = np.argsort(np.concatenate([places for places, _ in self.parts]))
-        start = np.concatenate([base + group.start for base, group in zip(bases, found, strict=True)])
-        nbytes = np.concatenate([group.nbytes for group in found])[order]
-        records = GroupRecords(first.decoder, view, nbytes.__getitem__)
-
-        def check(_: slice) -> None:
-            for group in found:
-                group.ensure()
-
-        return Group(records, start[order], np.arange(len(order)), self, first.fields, check)
+        parts: list[tuple[Ints, Group]] = []
+        for places, records in self.parts:
+            group = records.group
+            if group is None:
+                return None
+            inner = group.parts if isinstance(group, Joint) else [(slice(None), group)]
+            parts += [(places[own], one) for own, one in inner]
+        first = parts[0][1]
+        alike = (one.decoder is first.decoder and one.fields == first.fields for _, one in parts)
+        return Joint(parts) if all(alike) and all(one.is_regular for _, one in parts) else None
 
     @once
     def beside(self) -> Beside | None:
@@ -90,16 +80,87 @@ class Several:
         severals = [Several(list(zip(places, side, strict=True))) for side in sides]
         return Beside(severals, first.join, first.fields)
 
-    label_columns: Sequence[tuple[str, bool]] = ()
 
-    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """Put the place of a record of the group in front of an error's text."""
-        for places, records in self.parts:
-            group = records.group
-            row = np.flatnonzero(places == index)
-            if group is not None and len(row):
-                return group.placed(error, int(row[0]))
-        return error
+class Joint(Group):
+    """Records of one schema in several memories, each part a `Group`.
+
+    Args:
+        parts: places of records among all, int64 [k], together 0 to n - 1; and a group of them.
+    """
+
+    is_regular = True
+
+    def __init__(self, parts: Sequence[tuple[Ints, Group]]) -> None:
+        self.parts = parts
+        self.decoder, self.fields = parts[0][1].decoder, parts[0][1].fields
+        self._length = sum(len(places) for places, _ in parts)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def check_same(self) -> None:
+        """Raise StaleArchiveError if another archive was written over one of them."""
+        for _, part in self.parts:
+            part.check_same()
+
+    def gather(
+        self, offset: int, nbytes: int, out: npt.NDArray[np.uint8] | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """Copy the same bytes of every record: uint8 [n, nbytes]; to `out`, if it is given."""
+        if out is None:
+            out = np.empty((len(self), nbytes), np.uint8)
+        rows = as_numbers(out, offset)
+        for places, part in self.parts:
+            part.gather_to(rows, places, offset, nbytes)
+        return out
+
+    def spans(self, path: tuple[Any, ...]) -> Spans | None:
+        """Return the extents of a field, each in its own memory; None if the records must be parsed one by one."""
+        found = [(places, part.spans(path)) for places, part in self.parts]
+        known = [(places, spans) for places, spans in found if spans is not None]
+        if len(known) < len(found):
+            return None
+        ndim = known[0][1].dims.shape[1]
+        whole = Spans(*(np.empty(shape, np.int64) for shape in (len(self), len(self), (len(self), ndim))))
+        for places, spans in known:
+            for column, own in zip(whole, spans, strict=True):
+                column[places] = own
+        return whole
+
+    def copy(self, spans: Spans, target: memoryview, at: Sequence[int] | None = None) -> None:
+        """Copy a field of every record; see `Group.copy`."""
+        sizes = spans.end - spans.start
+        offsets = np.cumsum(sizes) - sizes if at is None else np.array(at, np.int64)
+        for places, part in self.parts:
+            part.copy(Spans(*(column[places] for column in spans)), target, offsets[places].tolist())
+
+    def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
+        """Return the bytes of a field in every record, as views; None as in `spans`."""
+        found = [(places, part.pieces(path)) for places, part in self.parts]
+        known = [(places, pieces) for places, pieces in found if pieces is not None]
+        return _in_order(known) if len(known) == len(found) else None
+
+    def values(self, path: tuple[Any, ...]) -> list[Any]:
+        """Decode a field of every record, into memory that the caller owns."""
+        return _in_order((places, part.values(path)) for places, part in self.parts)
+
+    def decoded(self, node: Node) -> list[Any]:
+        """Decode the value at a node of every record, into memory that the caller owns."""
+        return _in_order((places, part.decoded(node)) for places, part in self.parts)
+
+    def samples(self) -> list[Any]:
+        """Decode every sample, or its fields; see `Group.samples`."""
+        return _in_order((places, part.samples()) for places, part in self.parts)
+
+
+def _in_order(parts: Iterable[tuple[Ints, Sequence[T]]]) -> list[T]:
+    """Put items of parts into their places."""
+    placed = [pair for places, items in parts for pair in zip(places.tolist(), items, strict=True)]
+    placed.sort(key=_place)
+    return [item for _, item in placed]
+
+
+_place = operator.itemgetter(0)
 
 
 class Beside:
@@ -140,21 +201,3 @@ def kind_of(records: Records) -> object:
         kinds = [kind_of(side) for side in beside.parts]
         return None if None in kinds or (beside.fields and beside.fields.as_tuple) else kinds
     return (group.decoder, group.fields) if group is not None and group.is_regular else None
-
-
-def space_of(views: Sequence[memoryview], owner: object) -> tuple[Ints, memoryview]:
-    """Return the offset of each view in the memory from their lowest to their highest address, and that memory.
-
-    owner: keeps the views alive.
-    """
-    addresses = np.array(list(map(address_of, views)))
-    low = int(addresses.min()) // LATTICE * LATTICE
-    high = int((addresses + [view.nbytes for view in views]).max())
-    interface = {"data": (low, True), "shape": (high - low,), "typestr": "|u1", "version": 3}
-    space = np.asarray(SimpleNamespace(__array_interface__=interface, owner=owner))
-    return addresses - low, space.data
-
-
-def address_of(memory: Any) -> int:
-    """Return the address of memory in this process."""
-    return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])

@@ -47,9 +47,10 @@ class Extents:
         self._uuid = None if self._shown is None else bytes(self._shown)
 
     def check_same(self) -> None:
-        """Raise StaleArchiveError if another archive was written over the mapped file.
+        """Raise StaleArchiveError if another archive was written over the mapped file; called behind the last use.
 
-        Checked records are not checked again, so that a copy over an open file, as by `cp`, would pass otherwise.
+        Checked records are not checked again, so that a copy over an open file, as by `cp`, would pass otherwise. A
+        copy writes the head first: bytes that were taken before this call are the archive's own.
         """
         if self._shown != self._uuid:
             raise base.StaleArchiveError(

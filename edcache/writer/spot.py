@@ -319,8 +319,11 @@ def _line(error: Exception, path: str) -> str:
 
 def _stored(session: Session, index: int) -> _Record:
     """Return schema and bytes of a record."""
-    record, decoder = session.fetch(index)
-    return decoder.text, bytes(record)
+    try:
+        record, decoder = session.fetch(index)
+        return decoder.text, bytes(record)
+    finally:
+        session.check_same()
 
 
 def _other(session: Session, stored: _Record, again: Recomputed, is_asked: bool) -> Other | None:

@@ -10,8 +10,17 @@ import pytest
 import zstandard
 from systems import in_threads
 
-from edcache.codec.compression import compressor, content_nbytes, decompress, decompress_into
+import edcache
+from edcache import CachedDataset
+from edcache.codec import Encoder, compression, decoder_of
+from edcache.codec import decoder as decoder_file
+from edcache.codec.compression import compressor, content_nbytes, decompress_into
 from edcache.errors import CorruptRecordError, OptionError
+
+
+def decompress(frame):
+    return compression.decompress(frame, content_nbytes(frame))
+
 
 DATA = b"an example of a record, " * 40
 
@@ -84,7 +93,7 @@ def test_many_frames_are_decompressed_by_any_number_of_threads(threads):
     decompress_into(memoryview(out), places, lengths, frames, threads)
     assert out == b"".join(raw)
     frames[2] = frames[4]
-    with pytest.raises(CorruptRecordError, match="zstd frame has 77 bytes, not 5"):
+    with pytest.raises(CorruptRecordError, match="zstd frame says 5 bytes and has 77"):
         decompress_into(memoryview(out), places, lengths, frames, threads)
 
 
@@ -128,3 +137,66 @@ def test_threads_and_pickles():
             assert decompress(compress(data)) == data
 
     in_threads(*[work] * 4)
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_a_schema_says_what_its_frames_may_hold(varies, monkeypatch):
+    encoder = Encoder()
+    encoded = encoder.encode({"x": np.arange(1000)})
+    if varies:
+        encoded = encoder.encode({"x": np.arange(99)})
+    record = encoded.record()
+    decoder = decoder_of(encoder.schemas[-1] if varies else encoder.schemas[0])
+    assert decoder.decompressed(compressor("zstd")(record)) == record
+    monkeypatch.setattr(decoder_file, "decompress", None)  # nothing is allocated
+    wrong = [0, decoder.fixed_nbytes - 8] + [8008, 400 << 17] * (not varies)
+    for nbytes in wrong:
+        frame = zeros(400, nbytes) if nbytes > 8008 else compressor("zstd")(bytes(nbytes))
+        with pytest.raises(CorruptRecordError, match=rf"it has {nbytes:,} bytes, its schema needs \d"):
+            decoder.decompressed(frame)
+
+
+READS = {
+    "a sample": lambda path: CachedDataset.from_cache(path)[1],
+    "a field": lambda path: CachedDataset.from_cache(path).select("x")[1],
+    "a batch": lambda path: CachedDataset.from_cache(path).batch([0, 1]),
+    "a loader": lambda path: list(CachedDataset.from_cache(path).loader(2)),
+    "joined": lambda path: edcache.concat([CachedDataset.from_cache(path)] * 2).batch([0, 4]),
+    "an array": lambda path: edcache.numpy.open(path)[1],
+    "arrays": lambda path: edcache.numpy.open(path).batch([0, 1]),
+    "a digest": lambda path: edcache.samples_digest(CachedDataset.from_cache(path)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_bomb_is_refused_by_name_before_it_is_decompressed(tmp_path, monkeypatch, read):
+    path, bomb, compress = tmp_path / "a.zip", zeros(400, 400 << 17), compression._compress
+    monkeypatch.setattr(
+        compression, "_compress", lambda level, data: bomb if 1 in bytes(data) else compress(level, data)
+    )
+    with edcache.CacheWriter(path, compression="zstd") as writer:
+        writer.extend({"x": np.full(1000, k)} for k in range(3))
+    decompress = compression.decompress
+
+    def within(frame, nbytes):
+        assert nbytes == 8000
+        return decompress(frame, nbytes)
+
+    monkeypatch.setattr(compression, "decompress", within)
+    monkeypatch.setattr(decoder_file, "decompress", within)
+    told = r"a\.zip: record 1 at offset [\d,]+: it has 52,428,800 bytes, its schema needs 8,000"
+    with pytest.raises(CorruptRecordError, match=told):
+        READS[read](path)
+
+
+def test_a_bomb_in_a_keyed_cache_is_refused_by_name(tmp_path, monkeypatch):
+    path, bomb, compress = tmp_path / "a.zip", zeros(400, 400 << 17), compression._compress
+    monkeypatch.setattr(
+        compression, "_compress", lambda level, data: bomb if 1 in bytes(data) else compress(level, data)
+    )
+    told = r"a\.zip: record 1 at offset [\d,]+: it has 52,428,800 bytes, its schema needs 8,000"
+    with edcache.KeyedCache(path, compression="zstd") as cache:
+        for _ in range(2):  # what was computed is read back
+            with pytest.raises(CorruptRecordError, match=told):
+                cache.get_many(["a", "b"], lambda keys: [np.full(1000, k) for k in range(2)])
+        assert cache["a"].tolist() == [0] * 1000

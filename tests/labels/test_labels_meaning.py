@@ -23,9 +23,10 @@ from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import EdcacheError, LabelError, OptionError
-from edcache.labels import Labels, classes_of, single_values, sorted_rows
+from edcache.labels import Labels, classes_of
+from edcache.labels.column import sorted_rows
 from edcache.labels.given import joined
-from edcache.labels.labels import comparable_column
+from edcache.labels.labels import comparable_column, single_values
 from edcache.labels.query import matching_rows
 from edcache.samplers import Balanced
 

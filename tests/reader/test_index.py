@@ -180,37 +180,3 @@ def test_threads_that_let_go_of_each_others_rows_get_their_own(monkeypatch):
             assert all(threads.map(read, range(8)))
     finally:
         sys.setswitchinterval(before)
-
-
-@given(
-    st.lists(st.integers(1, 60), min_size=1, max_size=5),
-    st.integers(-9, 9),
-    st.integers(0, 60),
-    st.booleans(),
-    st.data(),
-)
-def test_places_that_are_computed_are_the_ones_of_the_rows(chunks, step, gap, is_even, data):
-    lengths = [max(chunks)] * (len(chunks) - 1) + chunks[-1:] if is_even else chunks
-    starts = [1 << 20 if k == 0 else (1 << 20) + 999 * k + gap * k * k for k in range(len(lengths))]
-    rows = np.zeros(sum(lengths), ROW)
-    rows["offset"] = [
-        start + 8 * step * k for start, n in zip(starts, lengths, strict=True) for k in range(n)
-    ]
-    rows["nbytes"], rows["flags"] = 24, PRESENT
-    if data.draw(st.booleans()):
-        rows["offset"][data.draw(st.integers(0, len(rows) - 1))] += 8
-    near = opened(rows, is_near=True)
-    for _ in range(3):
-        asked = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=len(rows), max_size=len(rows) + 9))
-        assert near.offsets(np.array(asked)).tolist() == [int(rows["offset"][k]) for k in asked]
-
-
-def test_places_in_whole_chunks_are_computed_after_an_epoch():
-    rows = np.zeros(1000, ROW)
-    rows["offset"] = [4096 + 24 * k + 100 * (k // 300) for k in range(1000)]
-    rows["nbytes"], rows["flags"] = 24, PRESENT
-    near = opened(rows, is_near=True)
-    near.offsets(np.arange(1000))
-    near.offsets(np.arange(10))
-    rows["offset"] = 0  # they are not looked up any more
-    assert near.offsets(np.array([0, 299, 300, 999])).tolist() == [4096, 11272, 11396, 28372]

@@ -87,7 +87,7 @@ READS = {
     "a sample": lambda ds: ds[0],
     "a field": lambda ds: ds.select("x")[0],
     "a batch": lambda ds: ds.batch([0, 1, 2]),
-    "a batch of a view": lambda ds: ds[::-1].batch([0]),
+    "a batch of a view": lambda ds: ds[::-1].batch([len(ds) - 1]),
     "samples": lambda ds: ds.__getitems__([2, 0]),
     "all": list,
     "a loader": lambda ds: next(iter(torch.utils.data.DataLoader(ds, 2))),

@@ -1,4 +1,4 @@
-"""Many archives as one dataset: batches by one gather a field are what the samples one by one are."""
+"""Many archives as one dataset: batches that are gathered part by part are what the samples one by one are."""
 
 import os
 import pickle
@@ -13,10 +13,11 @@ from likeness import outcome, same
 from scale import scaled
 from torch.utils.data import DataLoader, default_collate
 
+import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, CorruptRecordError, StaleArchiveError
 from edcache.format import ROW
-from edcache.reader.session import Session
+from edcache.reader.group import Group
 
 
 def sample(k):
@@ -28,7 +29,7 @@ def sample(k):
 
 
 def write(path, numbers, make=sample, seal=True, **options):
-    writer = CacheWriter(path, in_memory_keys=["label"], chunk_size=16, **options)
+    writer = CacheWriter(path, **{"in_memory_keys": ["label"], "chunk_size": 16} | options)
     writer.extend(map(make, numbers))
     writer.close() if seal else writer.flush()
     return path
@@ -50,14 +51,10 @@ def ds(paths):
 
 
 @pytest.fixture
-def shares(monkeypatch):
-    """The batches that were read archive by archive."""
-    calls, group = [], Session.group
-    monkeypatch.setattr(
-        Session,
-        "group",
-        lambda self, *arguments: (calls.append(1), group(self, *arguments))[1],
-    )
+def decoded(monkeypatch):
+    """The reads that decoded samples."""
+    calls, samples = [], Group.samples
+    monkeypatch.setattr(Group, "samples", lambda self: (calls.append(1), samples(self))[1])
     return calls
 
 
@@ -76,10 +73,57 @@ def test_a_batch_is_what_its_samples_are(paths, data):
         assert same(view.batch(range(len(chosen))), default_collate(chosen))
 
 
-def test_batches_of_all_archives_are_read_at_once(ds, shares):
+def test_no_sample_of_a_batch_of_many_archives_is_decoded(ds, decoded):
     for batch in (*DataLoader(ds, 30, shuffle=True), *ds.loader(30, shuffle=True)):
         assert same(batch, default_collate([sample(int(k)) for k in batch["label"]]))
-    assert shares == []
+    assert decoded == []
+    ds.__getitems__([0])
+    assert decoded == [1]
+
+
+def ragged(k):
+    return {
+        "image": np.full((4, 4096), k, np.uint16),  # rows that are copied one by one
+        "boxes": torch.full((1 + k % 3, 2), k, dtype=torch.bfloat16),
+        "ids": list(range(k % 4)),
+        "flag": k % 2 == 0,
+        "inner": [np.float32(k), {"n": k, "none": b"x" * (k % 2)}],
+    }
+
+
+@settings(max_examples=scaled(100))
+@given(st.data())
+def test_fields_of_any_kind_are_collated_alike_over_one_archive_and_many(tmp_path_factory, data):
+    global _ragged
+    if not _ragged:
+        folder = tmp_path_factory.mktemp("ragged")
+        several = [
+            write(folder / f"{k}.zip", range(8 * k, 8 * k + 8), ragged, in_memory_keys=[]) for k in range(3)
+        ]
+        _ragged = write(folder / "all.zip", range(24), ragged, in_memory_keys=[]), several
+    whole, several = _ragged
+    indices = data.draw(st.lists(st.integers(0, 23), min_size=1, max_size=20))
+    pad = edcache.collate(
+        pad={"boxes": -1},
+        jagged=["ids"],
+        as_list=["inner.1.none"],
+        max_length=data.draw(st.sampled_from([None, 2])),
+    )
+    with CachedDataset.from_cache(whole) as one, CachedDataset.from_cache(several) as joined:
+        for read in (
+            lambda ds: next(iter(DataLoader(ds, len(indices), sampler=indices, collate_fn=pad))),
+            lambda ds: ds.select("image", "flag", "inner").batch(indices),
+            lambda ds: ds.batch(indices),
+            lambda ds: ds.select("ids", "boxes").__getitems__(indices),
+            lambda ds: (
+                edcache.concat([ds[:5], edcache.concat([ds[5:20], ds[20:]])]).select("image").batch(indices)
+            ),
+        ):
+            expected, found = outcome(lambda read=read: read(one)), outcome(lambda read=read: read(joined))
+            assert same(found, expected)
+
+
+_ragged = ()
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
