@@ -12,7 +12,7 @@ from edcache import identity
 from edcache.base import Ints, OptionError, article, cut_traceback
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.mapped import Mapped, kept_labels
-from edcache.format import KEY_COLUMN, one_chunk, pa, pc, told_keys
+from edcache.format import KEY_COLUMN, key_texts, one_chunk, pa, pc, told_keys
 from edcache.identity import Keyed
 
 _SHOWN: Final = 5
@@ -77,14 +77,14 @@ def changes(
     columns = {
         name: one_chunk(cache.labels.column(name)) for name in identity.KEYED_COLUMNS if name in cache.labels
     }
-    stored, keys = columns[KEY_COLUMN], keyed.keys
-    keyed.check_kind(stored, cache.path)
+    keyed.check_kind(columns[KEY_COLUMN], cache.path)
+    keys = key_texts(keyed.keys)
+    stored = key_texts(columns[KEY_COLUMN]).cast(keys.type)
     own, indices = Keyed.stored(columns)
     found = keyed.places_in(own)
     first_equal = np.full(max(len(stored), len(keys)), -1)
     first_equal[indices] = own.first_equal
     is_here = (first_equal[: len(keys)] == found) & (found >= 0)
-    stored = stored.cast(keys.type)  # of an empty archive they have no type
     is_there, is_same = pc.is_in(keys, stored).to_numpy(False), found >= 0
     return Changes(
         new=np.flatnonzero(~is_there),

@@ -781,6 +781,27 @@ class OnField(torch.nn.Module):
         return batch["x"]
 
 
+def test_keys_of_a_cache_are_those_of_its_samples_whatever_their_type(tmp_path):
+    keys = ["a", 1, b"a", ("a", 1), "\x001", "1"]
+
+    def shown(sample):
+        return {"shown": repr(sample["key"])}
+
+    for count in (4, 6):
+        with edcache.KeyedCache(tmp_path / "values.zip") as cache:
+            cache.get_many(keys[:count], lambda missing: [{"key": key} for key in missing])
+            cache.close(seal=True)
+        values = CachedDataset.from_cache(tmp_path / "values.zip")
+        for key in (None, "key"):
+            path = tmp_path / f"{key}.zip"
+            ds = edcache.map(shown, values, path, key=key, progress=False, spot_check=False)
+            assert [*ds.keys] == keys[:count]
+            assert [ds.by_key(key)["shown"] for key in keys[:count]] == [*map(repr, keys[:count])]
+        for other in (values, ds):
+            joined = edcache.concat([other, ds])
+            assert joined.indices_of(keys[:count]).tolist() == [*range(count)]
+
+
 def test_the_key_of_a_cache_may_be_kept_as_a_field(tmp_path):
     source = CachedDataset(Images(), tmp_path / "s.zip", in_memory_keys={"key": "name"}, progress=False)
     source.add_labels("version", [1.5] * COUNT)

@@ -954,6 +954,38 @@ def test_keys_of_another_type_are_no_keys_of_the_archive(path, one, other):
         assert [key in view.keys for key in KINDS[other]] == [False, False]
 
 
+class Mixed(Named):
+    """Samples with keys of several types; `names` has these."""
+
+    def __getitem__(self, index):
+        with open(self._log, "a") as file:
+            file.write(f"{self.names[index]!r}\n".replace(" ", ""))
+        return {"key": self.names[index]}
+
+
+def test_a_history_of_keys_of_several_types_computes_what_is_new_alone(path, log):
+    draw, there = random.Random(0), []
+    makes = [str, int, lambda n: b"%d" % n, lambda n: (n,), lambda n: (str(n), (n,)), lambda n: f"\0{n}"]
+    for _ in range(scaled(60, 8)):
+        numbers = [draw.randrange(60) for _ in range(draw.randrange(20))]
+        keys = ["text", *(makes[number % 6](number // 6) for number in numbers)]
+        source = Mixed(log, keys)
+        if there:
+            said = str(edcache.changes(CachedDataset.from_cache(path), source)).splitlines()
+            new = [position for position, key in enumerate(keys) if key not in there]
+            assert said[0].startswith(f"{len(new)} new")
+        ds = CachedDataset(source, path, progress=False, spot_check=False)
+        known = {repr(key).replace(" ", "") for key in there}
+        wanted = {repr(key).replace(" ", "") for key in keys}
+        assert take_calls(log) == sorted(wanted - known)
+        there = [*ds.keys]
+        assert [*zip(map(type, there), there, strict=True)] == [*zip(map(type, keys), keys, strict=True)]
+        assert [sample["key"] for sample in ds] == keys
+        for view in (ds, ds[::-1]):
+            assert [view.by_key(key)["key"] for key in keys] == keys
+        assert edcache.verify(path).sound
+
+
 class Colour(str, enum.Enum):
     RED = "red"
 
