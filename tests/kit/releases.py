@@ -260,15 +260,14 @@ THINGS: dict[str, Thing] = {
                 "reader/session.py",
                 "        if row[4] != PRESENT:\n            self.checks.check_known(index, row)\n",
                 "        if row[4] & 4:\n"
-                "            data = memoryview(bytes(byte ^ 0x55 for byte in data))\n"
-                "        if row[4] & COMPRESSED:\n",
+                "            data = memoryview(bytes(byte ^ 0x55 for byte in data))\n",
             ),
             (
                 "dataset/keyed_cache.py",
-                "        record = data[:nbytes]\n",
-                "        record = data[:nbytes]\n"
+                "        if not flags & format.COMPRESSED:\n            return data[:nbytes], schema\n",
                 "        if flags & 4:\n"
-                "            record = memoryview(bytes(byte ^ 0x55 for byte in record))\n",
+                "            data = memoryview(bytes(byte ^ 0x55 for byte in data[:nbytes]))\n"
+                "        if not flags & format.COMPRESSED:\n            return data[:nbytes], schema\n",
             ),
         ),
     ),
