@@ -207,7 +207,7 @@ class SampleRoot:
 def _check_same(parts: Sequence[Labels]) -> None:
     # Not of the root, which holds the result: the cycle would keep its mappings until the garbage is collected.
     for labels in parts:
-        labels.check_same()
+        origin(labels)[0].check_same()
 
 
 @dataclass(eq=False, repr=False)

@@ -136,7 +136,7 @@ def compared(function: Callable[Concatenate[Labels, P], T]) -> Callable[Concaten
         try:
             return function(labels, *arguments, **keywords)
         finally:
-            labels.check_same()
+            labels._whole.check_same()
 
     return call
 
@@ -222,10 +222,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def schema(self) -> pa.Schema:
         """Names and types of the columns as a pyarrow Schema; reads no column."""
         return self._whole.stored.schema
-
-    def check_same(self) -> None:
-        """Raise StaleArchiveError if another archive was written over the one that has these columns."""
-        self._whole.check_same()
 
     @property
     @compared
