@@ -399,8 +399,7 @@ def test_an_older_state_is_named_with_what_was_found(tmp_path: Path) -> None:
 
 def test_who_saves_a_keyed_cache_that_is_open_is_told_how_to_seal_it(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
-    with KeyedCache(path) as cache:
-        cache.get_or_create("a", lambda: sample("a"))
+    keyed_cache_grown(path)
     with (
         closing(opened(path)) as ds,
         pytest.raises(EdcacheError, match=r"close\(seal=True\) of its KeyedCache"),
