@@ -441,8 +441,9 @@ class Samples(Readable[T_co]):
                 `ds.save(ds.path)` rewrites it without replaced records, old seals and small chunks.
             max_size: writes several files of about this many bytes, as a number or a text such as "2GB":
                 train-00000.zip, train-00001.zip, ... for the path train.zip.
-            skip_damaged: True leaves out samples whose record is damaged or missing. They keep their place and labels;
-                `missing` of the new archive has them.
+            skip_damaged: True leaves out samples whose record is damaged or missing, or needs a later release.
+                They keep their place and labels; `missing` of the new archive has them. A damaged label column is left
+                out too, unless the chunks have its values.
             force: True replaces the archive itself also by one that lacks samples which are damaged in it, or cut off.
             on_progress: a function that is called with (bytes of records copied, bytes of records).
         Returns:

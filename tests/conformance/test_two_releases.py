@@ -412,6 +412,58 @@ def test_a_keyed_cache_names_the_value_that_it_does_not_read(thing: str, path: P
         assert cache.keys() == ["a", "b", "c", "new"]
 
 
+def test_info_shows_the_rest_and_names_the_structure_that_it_does_not_know(path: Path) -> None:
+    grown(path, "leaf", is_sealed=True)
+    with closing(edcache.CachedDataset.from_cache(path)) as cache:
+        *known, unknown = sorted(cache.schema, key=lambda one: "problem" in one)
+        assert all(one["fields"] for one in known)
+        assert (unknown["samples"], unknown["fields"]) == (1, [])
+        assert re.search(told(path, "leaf"), unknown["problem"])
+        assert unknown["problem"] in repr(cache.schema)
+
+
+@pytest.mark.parametrize("thing", ["flag", "kind", "version", "key of a note"])
+def test_no_digest_of_what_a_later_release_goes_on_with(thing: str, path: Path) -> None:
+    grown(path, thing, is_sealed=False)
+    with pytest.raises(LaterReleaseError, match=told(path, thing)):
+        edcache.digest(path)
+
+
+def test_a_copy_leaves_out_a_sample_of_an_unknown_flag_or_names_it(path: Path, tmp_path: Path) -> None:
+    grown(path, "flag", is_sealed=True)
+    copy = tmp_path / "b.zip"
+    with quietly(), closing(edcache.CachedDataset.from_cache(path)) as cache:
+        with pytest.raises(LaterReleaseError, match=f"{told(path, 'flag', RECORD)}$") as raised:
+            cache.save(copy)
+        assert raised.value.index == 3
+        assert not copy.exists()
+        text = "the records of 1 of 4 samples are stored as only a later release knows and were left out: 3$"
+    with pytest.warns(edcache.errors.PartialArchiveWarning, match=text):
+        edcache.CachedDataset.from_cache(path).save(copy, skip_damaged=True)
+    with closing(edcache.CachedDataset.from_cache(copy, allow_partial=True)) as saved:
+        assert saved.missing.tolist() == [3]
+        assert all(is_sample(saved[k], "abc"[k]) for k in range(3))
+        assert len(saved.labels["y"]) == 4
+
+
+@pytest.mark.parametrize("is_true", [True, False])
+def test_a_flag_in_the_index_alone_is_no_damage_if_the_sum_is_of_it(is_true: bool, path: Path) -> None:
+    with edcache.CacheWriter(path) as w:
+        w.extend(COMMON[name] for name in "abc")
+    root, data = last_root(path.read_bytes()), bytearray(path.read_bytes())
+    assert root is not None
+    row = root["index"][0] + 24
+    data[row + 22] ^= 4
+    data[row + 18] ^= 4 * is_true  # flags are bits 16 and up of the key
+    path.write_bytes(data)
+    if not is_true:
+        assert any("another row of sample 1" in problem for problem in edcache.verify(path).problems)
+        return
+    with pytest.raises(LaterReleaseError, match=f"{told(path, 'flag', RECORD.replace('3', '1'))}$") as raised:
+        edcache.verify(path)
+    assert (raised.value.path, raised.value.index) == (str(path), 1)
+
+
 # --- all things together, in any order
 
 

@@ -137,12 +137,18 @@ def keyed_cache(path: Path) -> None:
         with KeyedCache(path) as cache:
             for text in names(start, start + 5):
                 cache.get_or_create(text, lambda text=text: sample(text))
-            cache.close(seal=start < 8)
+
+
+def keyed_cache_grown(path: Path) -> None:
+    """Of so many values that a few more are not worth a seal."""
+    for given in (names(0, 210), ["last"]):
+        with KeyedCache(path) as cache:
+            cache.get_many(given, lambda missing: list(map(sample, missing)))
 
 
 ARCHIVES: list[Callable[[Path], None]] = [
     *(unkeyed, compressed, unsealed, grown, relabelled, dropped, written_again),
-    *(refilled, refilled_twice, reordered, relabelled_keys, keyed_cache),
+    *(refilled, refilled_twice, reordered, relabelled_keys, keyed_cache, keyed_cache_grown),
 ]
 
 
@@ -389,3 +395,13 @@ def test_an_older_state_is_named_with_what_was_found(tmp_path: Path) -> None:
     with pytest.warns(PartialArchiveWarning, match=told):
         ds = opened(path)
     assert [one["id"] for one in ds] == [*names(0, 12), "new", "k7.2"]
+
+
+def test_who_saves_a_keyed_cache_that_is_open_is_told_how_to_seal_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    keyed_cache_grown(path)
+    with (
+        closing(opened(path)) as ds,
+        pytest.raises(EdcacheError, match=r"close\(seal=True\) of its KeyedCache"),
+    ):
+        ds.save(tmp_path / "b.zip")
