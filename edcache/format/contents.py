@@ -135,26 +135,20 @@ class Contents:
         names = [*self._names, *(name for name in self.columns if name not in self._names)]
         self.schema = pa.schema([(name, kinds[name]) for name in names])
 
-    def present(self) -> int:
-        """Count the samples that have a record, by the chunks: of 10**9 samples few may have one."""
+    def held(self) -> Ints:
+        """List the samples that have a record, rising: int64 [n]; of 10**9 samples few may have one."""
         root = self._root
-        samples = [table.samples for table, _ in self._tables(0, self.length)]
-        new = np.unique(np.concatenate([np.empty(0, np.int64), *samples]))
-        if root is None:
-            return len(new)
-        old = new[new < root.length]
-        if not len(old):
-            return root.present + len(new)
-        first, count = int(old[0]), int(old[-1] - old[0]) + 1
-        data = self._pread(root.index.offset + ROW.itemsize * first, ROW.itemsize * count)
-        known = np.frombuffer(data, ROW)["flags"][old - first] & PRESENT
-        # A forged root may say more than its rows have.
-        return min(self.length, root.present + len(new) - int(np.count_nonzero(known)))
-
-    def samples(self) -> Ints:
-        """Return the samples that chunks hold, rising: int64 [n]."""
-        held = [table.samples for table, _ in self._tables(0, self.length)]
-        return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
+        known = (
+            []
+            if root is None
+            else [
+                first
+                + np.flatnonzero(self._of_root(first, min(WINDOW, root.length - first))["flags"] & PRESENT)
+                for first in range(0, root.length, WINDOW)
+            ]
+        )
+        own = [table.samples for table, _ in self._tables(0, self.length)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *known, *own]))
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop` as in memory, new; all zeros for an absent one."""

@@ -539,7 +539,7 @@ def _index_of(contents: Contents) -> RecordIndex:
     rows = contents.rows(0, contents.length)
     failures = contents.failures(rows)
     rows = format.bound(np.arange(len(rows)), rows, 0)
-    return RecordIndex(rows, contents.length, contents.present(), contents.schemas, failures)
+    return RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
 
 
 def skipping_damage(session: Session) -> Session:

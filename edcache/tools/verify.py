@@ -278,7 +278,7 @@ class Survey:
         root = self._root
         if root is None:
             # Its length may be any number, and has no bytes that bound it.
-            held = contents.samples()
+            held = contents.held()
             self.present = len(held)
             self.failures = len({*self.chain.failures} - {*held.tolist()})
             return

@@ -41,7 +41,6 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import format, storage
 from edcache.base import (
@@ -323,15 +322,6 @@ class Appender:
         """Read the table of a chunk."""
         return format.read_table(self.file.pread, header, self.path)
 
-    def present_at_seal(self) -> npt.NDArray[np.bool_]:
-        """True for each sample that has a record, by the last root: bool [its length]."""
-        root, read = self.chain.root, self.file.pread
-        if root is None:
-            return np.zeros(0, np.bool_)
-        rows = np.frombuffer(read(root.index.offset, root.index.nbytes), format.ROW)
-        present: npt.NDArray[np.bool_] = rows["flags"] & format.PRESENT > 0
-        return present
-
     def indices_of(self, chunks: Iterable[Header]) -> Ints:
         """Return the samples of chunks, in their order: int64 [n], a copy; reads their tables."""
         return np.concatenate([np.empty(0, np.int64), *(self.table(header).samples for header in chunks)])
@@ -363,9 +353,9 @@ class Appender:
         """
         if not self.chain.has_lost:
             return None
-        rows = Contents(self.chain, self.file.pread, self.table).rows(0, self.chain.end_index)
-        absent = np.flatnonzero(rows["flags"] & format.PRESENT == 0)
-        return int(absent[0]) if len(absent) else None
+        held = Contents(self.chain, self.file.pread, self.table).held()
+        first = int(np.argmin(np.append(held, -1) == np.arange(len(held) + 1)))
+        return first if first < self.chain.end_index else None
 
     # --- publication ---
 

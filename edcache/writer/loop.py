@@ -36,7 +36,7 @@ from typing import Final
 import numpy as np
 
 from edcache.base import EdcacheError, Ints
-from edcache.format import Failure
+from edcache.format import Contents, Failure
 from edcache.writer.appender import Appender, other_order
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import BatchEngine, MadeSamples, Pending
@@ -77,8 +77,9 @@ class Presence:
         root = appender.chain.root
         self._index = None if root is None else root.index
         if root is not None and not self._maker:
-            self._take(np.flatnonzero(appender.present_at_seal()))
-            self._chunks = root.chunks
+            chain = appender.chain
+            self._take(Contents(chain, appender.file.pread, appender.table).held())
+            self._chunks = len(chain.chunks)
         self.update()
 
     def update(self) -> int:

@@ -19,13 +19,12 @@ other code or another setting made.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edcache import format, identity
+from edcache import identity
 from edcache.base import Ints
 from edcache.format import KEY_COLUMN, Chain, Contents, Head, Header
 from edcache.identity import Keyed
@@ -118,13 +117,12 @@ def _places(keyed: Keyed, contents: Contents) -> Ints:
     places = np.full(len(keyed), -1)
     if KEY_COLUMN not in names or not contents.length:
         return places
-    flags = np.concatenate([contents.rows(first, end)["flags"] for first, end in contents.windows()])
-    columns = {name: contents.column(name, 0, contents.length) for name in _of(names)}
-    own, samples = Keyed.stored(columns, flags & format.PRESENT > 0)
+    is_present = np.zeros(contents.length, np.bool_)
+    is_present[contents.held()] = True
+    columns = {
+        name: contents.column(name, 0, contents.length) for name in identity.KEYED_COLUMNS if name in names
+    }
+    own, samples = Keyed.stored(columns, is_present)
     at = keyed.places_in(own)
     places[at >= 0] = samples[at[at >= 0]]
     return places
-
-
-def _of(names: Sequence[str]) -> list[str]:
-    return [name for name in identity.KEYED_COLUMNS if name in names]

@@ -352,7 +352,7 @@ def check(archive, merged, **options):
     """Compare contents, window by window, with the dicts."""
     reads = []
     found = contents_of(archive, reads, **options)
-    assert (found.length, found.present()) == (merged.length, len(merged.records))
+    assert (found.length, len(found.held())) == (merged.length, len(merged.records))
     windows = list(found.windows())
     assert all(stop - start <= 5 for start, stop in windows)
     rows = np.concatenate([np.zeros(0, ROW), *(found.rows(*window) for window in windows)])
