@@ -651,7 +651,8 @@ def _state(before: Chain, found: Chain) -> str:
     """Tell which state of a damaged archive is read. before: its chain up to the damage."""
     last, new = found.root_header, max(0, len(found.chunks) - len(before.chunks))
     seal = "" if last is None else f"the seal at offset {last.offset:,} and "
-    return f"read are {seal}{len(found.behind):,} chunks, with {new:,} chunks found behind the damage"
+    count = len(found.behind) + len(found.parts)
+    return f"read are {seal}{count:,} chunks, with {new:,} chunks found behind the damage"
 
 
 def _lost(path: str) -> str:
