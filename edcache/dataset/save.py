@@ -35,6 +35,7 @@ from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
 # Bytes of a record in the table of its chunk and in the index.
 _ROW_NBYTES: Final = 64
+_STORED: Final = format.PRESENT, format.PRESENT | format.COMPRESSED  # flags of most rows
 _DIGITS: Final = 5
 
 
@@ -407,14 +408,13 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         read = session.extents.read_many(list(extents))
         for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
             sample = int(records.sample[rows[place]])
-            where = int(records.places[rows[place]])
             if not format.fits(row[2], row[1], record):
                 records.leave_out(session, sample, "fails its crc32")
-                records.damaged.append(where)
-            elif not records.knows(session, sample, row):
-                records.later.append(where)
-            else:
+                records.damaged.append(int(records.places[rows[place]]))
+            elif row[4] in _STORED or records.knows(session, sample, row):
                 data[place] = record
+            else:
+                records.later.append(int(records.places[rows[place]]))
     is_sound = np.array([record is not None for record in data], bool)
     return rows[is_sound], data[is_sound].tolist()
 
