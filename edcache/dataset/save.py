@@ -86,6 +86,8 @@ def save(
                 f"{target}: the records of {count} {why} and were left out: {places}",
                 base.PartialArchiveWarning,
             )
+    for line in [line for session in records.sessions for line in session.damaged]:
+        base.warn(f"{line}; its samples were left out", base.PartialArchiveWarning)
     return [target] if max_size is None else targets
 
 

@@ -383,6 +383,23 @@ def test_the_keys_of_an_archive_in_another_order_are_those_of_the_chunks(tmp_pat
         assert [one["id"] for one in ds] == ["k3", "more", "k7.2"]
 
 
+def test_a_chunk_whose_table_fails_is_named_by_who_saves_without_it(tmp_path: Path) -> None:
+    path, out = tmp_path / "a.zip", tmp_path / "b.zip"
+    writer = edcache.CacheWriter(path, chunk_size=2)
+    writer.extend({"id": k} for k in range(6))
+    writer.abort()
+    data = bytearray(path.read_bytes())
+    at = data.index(b"chunks/00000002") - 30
+    data[at + 200] ^= 1
+    path.write_bytes(data)
+    with closing(opened(path)) as ds:
+        shown = [k for k in range(6) if k not in ds.missing]
+        with pytest.warns(PartialArchiveWarning, match=r"chunks/00000002 at offset .* were left out"):
+            ds.save(out, skip_damaged=True)
+    with closing(opened(out)) as ds:
+        assert [ds[k]["id"] for k in range(6) if k not in ds.missing] == shown == [0, 1, 4, 5]
+
+
 def test_an_older_state_is_named_with_what_was_found(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     data = bytearray(made(refilled, path))
