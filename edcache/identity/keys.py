@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -171,12 +172,14 @@ def _column_of(told: Iterator[list[Any]]) -> pa.Array:
 
 
 def _array_of(keys: list[Any]) -> pa.Array:
-    texts = stored_keys(keys)
-    if all(isinstance(key, bytes) for key in keys):
+    kinds = {*map(type, keys)}
+    texts = None if kinds == {int} else stored_keys(keys)  # which would take a microsecond each
+    if all(issubclass(kind, int | np.integer) for kind in kinds):
+        with suppress(OverflowError):
+            return pa.array([*map(int, keys)], pa.int64())
+    if all(issubclass(kind, bytes) for kind in kinds):
         return pa.array(keys, pa.binary())
-    if all(isinstance(key, int | np.integer) and abs(key) < 1 << 63 for key in keys):
-        return pa.array(keys, pa.int64())
-    return pa.array(texts, pa.string())
+    return pa.array(texts or stored_keys(keys), pa.string())
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
