@@ -218,7 +218,7 @@ class Session:
         """Rows and labels of an archive that is not sealed."""
         # A seal that is lost may have named the records of parts.
         parts = () if self.damage is None else self.chain.parts
-        tables = _sound_tables(self)
+        tables = _sound_tables(self, self.damaged)
         return Contents(self.chain, self.extents.pread, tables, checks_index=False, parts=parts)
 
     @property
@@ -565,10 +565,10 @@ def _is_lost(file: ByteSource, root: Root) -> bool:
     return chain.root != root
 
 
-def _sound_tables(session: Session) -> format.TableOf:
-    """Make a function that reads the table of a chunk; None if a power cut left its header without its payload."""
+def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
+    """Make a function that reads the table of a chunk; None for a damaged one, which is noted."""
     # Without the session: a cycle would keep the mapping until the next garbage collection.
-    pread, path, tables, damaged = session.extents.pread, session.path, session.tables, session.damaged
+    pread, path, tables = session.extents.pread, session.path, session.tables
 
     def table_of(header: Header) -> ChunkTable | None:
         if header.number not in tables:
@@ -607,7 +607,8 @@ def _column(session: Session, name: str) -> Any:
 def _column_of_records(session: Session, name: str) -> Any:
     """Take a column that came with the samples from their chunks; None if one of these does not read."""
     try:
-        tables = filter(None, map(_sound_tables(session), session.chain.chunks))
+        # A chunk before the root that does not read costs no sample.
+        tables = filter(None, map(_sound_tables(session, []), session.chain.chunks))
     except CorruptArchiveError:  # the head of a sealed archive
         return None
     schema = session._contents.schema if session._root is None else session._root.schema
