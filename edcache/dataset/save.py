@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -385,13 +386,13 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         extents = zip(
             wanted["offset"].tolist(), (ends - wanted["offset"].astype(np.int64)).tolist(), strict=True
         )
-        read = session.extents.read_many(list(extents))
+        checks = [partial(_fits, row) for row in wanted.tolist()]
+        read = session.extents.read_many(list(extents), checks)
         for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
             sample = int(records.sample[rows[place]])
-            if format.fits(row[2], row[1], record):
+            if _fits(row, record):
                 data[place] = record
             elif not records.skips_damage:
-                session.file.check_damaged(*row[:2])
                 raise CorruptRecordError(
                     f"{session.path}: record {sample} at offset {row[0]:,} fails its crc32; "
                     "skip_damaged=True leaves it out",
@@ -402,6 +403,11 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
     is_sound = np.array([record is not None for record in data], bool)
     records.damaged += records.places[rows[~is_sound]].tolist()
     return rows[is_sound], data[is_sound].tolist()
+
+
+def _fits(row: tuple[int, int, int, int, int], record: bytes | memoryview) -> bool:
+    """True if a record, with the crc32s of its blocks, fits its row in memory."""
+    return format.fits(row[2], row[1], memoryview(record))
 
 
 # -------------------------------------------------------------------------------------- replace
