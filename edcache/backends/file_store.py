@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from edcache import base, format, identity, storage, writer
+from edcache.backends.proof import NewCopy, prove
 from edcache.base import CorruptArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import ByteSource, File, absolute
@@ -97,7 +98,11 @@ class FileStore(Store):
 
 
 def copy_bytes(source: ByteSource, file: File) -> None:
-    """Write all that a source has now into a file."""
+    """Write all that a source has now into a file, and prove it if an answer may be wrong."""
     nbytes = source.size()
     for offset in range(0, nbytes, _PIECE_NBYTES):
         file.pwrite(offset, source.read_many([(offset, min(_PIECE_NBYTES, nbytes - offset))])[0])
+    if source.tries > 1:
+        with closing(NewCopy(file.absolute, source)) as made:
+            found = format.read_root(source.pread, nbytes, source.path)
+            prove(made, source.path, None if found is None else found[0].head.uuid)

@@ -62,6 +62,7 @@ from .progress import is_rank_0 as is_rank_0
 from .progress import tell as tell
 from .strict_json import loads as loads
 from .wording import Ints as Ints
+from .wording import Sound as Sound
 from .wording import are_numbers as are_numbers
 from .wording import article as article
 from .wording import brief as brief

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from edcache.base.errors import OptionError, UnknownLabelError
 
 Ints = npt.NDArray[np.int64]
+Sound = Callable[["bytes | memoryview"], bool]
+"""Check of bytes that are read: True if they fit their sum."""
 
 _WIDEST: Final = 60
 _NARROWEST: Final = 12  # column of a table, if it has more text

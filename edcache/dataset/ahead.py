@@ -212,7 +212,8 @@ class _Queue:
 
 
 def _places(session: Session, indices: Ints) -> tuple[Ints, Ints]:
-    """Return start and end of records in the file: int64 [m] each, without absent ones."""
+    """Return start and end of records in the file: int64 [m] each, without absent ones, and rows of a wrong answer."""
     rows = session.index.rows(indices)
-    rows = rows[rows["flags"] & format.PRESENT > 0]
+    rows = rows[(rows["flags"] & format.PRESENT > 0) & (rows["offset"] < session.nbytes)]
+    rows = rows[rows["nbytes"] <= session.nbytes - rows["offset"].astype(np.int64)]
     return rows["offset"].astype(np.int64), format.stored_ends(rows)

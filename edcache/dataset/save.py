@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -158,8 +159,6 @@ class StoredRecords:
     def leave_out(self, session: Session, sample: int, why: str) -> None:
         """Raise CorruptRecordError of a damaged record, unless damage is skipped."""
         if not self.skips_damage:
-            session.checks.check_row(sample)
-            session.file.check_damaged(*session.index.row(sample)[:2])
             raise CorruptRecordError(
                 f"{session.checks.place(sample)} {why}; skip_damaged=True leaves it out",
                 path=session.path,
@@ -407,10 +406,11 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         extents = zip(
             wanted["offset"].tolist(), (ends - wanted["offset"].astype(np.int64)).tolist(), strict=True
         )
-        read = session.extents.read_many(list(extents))
+        checks = [partial(_fits, row) for row in wanted.tolist()]
+        read = session.extents.read_many(list(extents), checks)
         for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
             sample = int(records.sample[rows[place]])
-            if not format.fits(row[2], row[1], record):
+            if not _fits(row, record):
                 records.leave_out(session, sample, "fails its crc32")
                 records.damaged.append(int(records.places[rows[place]]))
             elif row[4] in _STORED or records.knows(session, sample, row):
@@ -435,6 +435,11 @@ def _are_plausible(rows: Rows, schemas: int, size: int) -> npt.NDArray[np.bool_]
     are_known = (rows["flags"] & PRESENT > 0) & (rows["schema"] < schemas)
     plausible: npt.NDArray[np.bool_] = are_known & are_inside & (format.stored_ends(rows) <= size)
     return plausible
+
+
+def _fits(row: tuple[int, int, int, int, int], record: bytes | memoryview) -> bool:
+    """True if a record, with the crc32s of its blocks, fits its row in memory."""
+    return format.fits(row[2], row[1], memoryview(record))
 
 
 # -------------------------------------------------------------------------------------- replace

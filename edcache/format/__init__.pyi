@@ -45,8 +45,10 @@ from .entries import VERSION as VERSION
 from .entries import Cursor as Cursor
 from .entries import Header as Header
 from .entries import align as align
+from .entries import came_again as came_again
 from .entries import column_name as column_name
 from .entries import crc32 as crc32
+from .entries import fits_crc32 as fits_crc32
 from .entries import header_nbytes as header_nbytes
 from .entries import link_after as link_after
 from .entries import pack_header as pack_header
@@ -61,6 +63,7 @@ from .head import MAX_HEAD_NBYTES as MAX_HEAD_NBYTES
 from .head import Head as Head
 from .head import begins_archive as begins_archive
 from .head import check_writable as check_writable
+from .head import is_head as is_head
 from .head import pack_head as pack_head
 from .head import read_head as read_head
 from .key_table import KEY_COLUMN as KEY_COLUMN
@@ -91,7 +94,9 @@ from .records import block_crc32s as block_crc32s
 from .records import blocks_fit as blocks_fit
 from .records import bound as bound
 from .records import check_flags as check_flags
+from .records import chunk_windows as chunk_windows
 from .records import fits as fits
+from .records import is_payload_sound as is_payload_sound
 from .records import joint_flags as joint_flags
 from .records import pack_table as pack_table
 from .records import read_table as read_table

@@ -23,20 +23,20 @@ from edcache.format.entries import (
     CHUNK,
     COLUMN,
     KEYS,
-    MAX_HEADER_NBYTES,
     NOTE,
+    PAGE,
     PART,
     ROOT,
     Cursor,
     Header,
     PRead,
     column_name,
-    crc32,
+    fits_crc32,
     parse_header,
     reported,
     walk,
 )
-from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count
+from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count, is_head
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
 from edcache.format.root import Place, Root, directory_nbytes, pack_directory, parse_root
@@ -142,8 +142,9 @@ class Chain:
         self.cursor = Cursor.behind(last)
 
     def _take_note(self, pread: PRead, header: Header) -> None:
-        data = pread(header.payload_offset, header.nbytes)
-        if len(data) != header.nbytes or crc32(data) != header.crc32:
+        is_sound = fits_crc32(header.nbytes, header.crc32)
+        data = pread(header.payload_offset, header.nbytes, is_sound)
+        if not is_sound(data):
             self.unread = header, header.offset
             return
         with reported(f"{self.where}: {header.name} at offset {header.offset:,}", self.where):
@@ -193,8 +194,9 @@ class Chain:
         self.end_index = max(known, *(one.end for one in counting), 0)
 
     def _take_root(self, pread: PRead, header: Header, group: int) -> None:
-        data = pread(header.payload_offset, header.nbytes)
-        if len(data) != header.nbytes or crc32(data) != header.crc32:
+        is_sound = fits_crc32(header.nbytes, header.crc32)
+        data = pread(header.payload_offset, header.nbytes, is_sound)
+        if not is_sound(data):
             self.unread = header, group
             return
         self.unread = None
@@ -231,7 +233,7 @@ class Chain:
 
     def head_header(self, pread: PRead) -> Header:
         """Read the header of the head; CorruptArchiveError if it changed since it was read."""
-        header = parse_header(pread(0, MAX_HEADER_NBYTES))
+        header = parse_header(pread(0, PAGE, is_head))
         if header is None:
             raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
         return header

@@ -37,7 +37,7 @@ from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import CHUNK, PART, Header, PRead, reported, stored_crc32
+from edcache.format.entries import CHUNK, PART, Header, PRead, came_again, reported, stored_crc32
 from edcache.format.key_table import KEY_COLUMN, KeyTable, column_hashes, has_keys, pack_keys
 from edcache.format.records import (
     MAX_SCHEMAS,
@@ -177,14 +177,15 @@ class Contents:
         """Read rows of the index of the last root, as in memory."""
         assert self._root is not None
         offset = self._root.index.offset
-        data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count)
+        # All were checked together: that these are the same, a second answer tells.
+        data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count, came_again())
         rows = np.frombuffer(data, ROW, count)
         return bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
 
     def _check_index(self) -> None:
         assert self._root is not None
         position, nbytes, expected = self._root.index
-        if stored_crc32(self._pread, position, nbytes) != expected:
+        if stored_crc32(self._pread, position, nbytes, expected) != expected:
             where = self._chain.where
             raise CorruptArchiveError(
                 f"{where}: index.rows at offset {position:,} fails its crc32", path=where

@@ -29,10 +29,10 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote
 
-from edcache.base import CorruptArchiveError, LaterReleaseError
+from edcache.base import CorruptArchiveError, LaterReleaseError, Sound
 from edcache.format.arrays import pa
 
 try:
@@ -75,13 +75,44 @@ LEAST_HEADER_NBYTES: Final = 192
 MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
 _DEVICES: Final = {"con", "prn", "aux", "nul", *(f"{port}{k}" for port in ("com", "lpt") for k in range(10))}
 DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
-_PIECE_NBYTES: Final = 1 << 24  # fewer would take more requests of a far file
+_PIECE_NBYTES: Final = 1 << 24  # several answers of a far file at once
+_PASSES: Final = 2  # over bytes that fail a sum of several pieces: two wrong answers may be alike
 MAX32: Final = 0xFFFFFFFF
 UUID_PLACE: Final = slice(70, 86)
 """Bytes of a file that have the uuid of its head."""
 
-PRead = Callable[[int, int], bytes]
-"""`pread(offset, nbytes)` returns fewer bytes at the end of the file."""
+
+class PRead(Protocol):
+    """`pread(offset, nbytes)` returns fewer bytes at the end of the file.
+
+    With a check a source that is far asks again for bytes that fail it. They are returned in the end, and the caller
+    raises its error.
+    """
+
+    def __call__(self, offset: int, nbytes: int, is_sound: Sound | None = None, /) -> bytes: ...
+
+
+def fits_crc32(nbytes: int, crc: int) -> Sound:
+    """Make the check of bytes by their number and their crc32."""
+    return lambda data: len(data) == nbytes and crc32(data) == crc
+
+
+def came_again(times: int = 2) -> Sound:
+    """Make the check of bytes without a sum of their own: believed is what comes for the given time."""
+    came: dict[int, int] = {}
+
+    def is_sound(data: bytes | memoryview) -> bool:
+        crc = crc32(data)
+        came[crc] = came.get(crc, 0) + 1
+        return came[crc] >= times
+
+    return is_sound
+
+
+def or_absent(is_sound: Sound) -> Sound:
+    """Make the check of a place where nothing need stand: it is believed if three answers are alike."""
+    is_same = came_again(3)
+    return lambda data: is_sound(data) or is_same(data)
 
 
 def align(position: int, multiple: int) -> int:
@@ -250,8 +281,16 @@ def entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -
     """Read the header of the entry at a cursor; None if none fits there. Raises: LaterReleaseError."""
     if cursor.offset + LEAST_HEADER_NBYTES > size:
         return None
-    header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
-    if header is None or header.uuid != uuid or (header.offset, header.number, header.link) != cursor:
+
+    def next_header(data: bytes | memoryview) -> Header | None:
+        header = parse_header(bytes(data))
+        if header is None or header.uuid != uuid or (header.offset, header.number, header.link) != cursor:
+            return None
+        return header
+
+    is_next = or_absent(lambda data: next_header(data) is not None)
+    header = next_header(pread(cursor.offset, MAX_HEADER_NBYTES, is_next))
+    if header is None:
         return None
     check_release(header, where)
     least = align(header.payload_end, PAGE)
@@ -272,13 +311,26 @@ def check_release(header: Header, where: str) -> None:
 
 def payload_crc32(pread: PRead, header: Header) -> int:
     """Compute the crc32 of an entry's payload, to compare with `header.crc32`; reads all of it."""
-    return stored_crc32(pread, header.payload_offset, header.nbytes)
+    return stored_crc32(pread, header.payload_offset, header.nbytes, header.crc32)
 
 
-def stored_crc32(pread: PRead, offset: int, nbytes: int) -> int:
-    """Compute the crc32 of bytes of a file, piece by piece; of fewer if the file ends before."""
+def stored_crc32(pread: PRead, offset: int, nbytes: int, expected: int) -> int:
+    """Compute the crc32 of bytes of a file, piece by piece; of fewer if the file ends before.
+
+    expected: the check of bytes that are far. Of more than one piece the bytes count that come twice alike.
+    """
+    if nbytes <= _PIECE_NBYTES:
+        return crc32(pread(offset, nbytes, fits_crc32(nbytes, expected)))
+    crc = _crc32_of(pread, offset, nbytes, lambda: None)
+    for _ in range(_PASSES):
+        if crc != expected:
+            crc = _crc32_of(pread, offset, nbytes, came_again)
+    return crc
+
+
+def _crc32_of(pread: PRead, offset: int, nbytes: int, check: Callable[[], Sound | None]) -> int:
     crc, end = 0, offset + nbytes
-    while offset < end and (part := pread(offset, min(_PIECE_NBYTES, end - offset))):
+    while offset < end and (part := pread(offset, min(_PIECE_NBYTES, end - offset), check())):
         crc = crc32(part, crc)
         offset += len(part)
     return crc

@@ -21,7 +21,9 @@ from edcache.format.entries import (
     PRead,
     align,
     crc32,
+    fits_crc32,
     header_nbytes,
+    or_absent,
     pack_header,
     parse_header,
     reported,
@@ -103,7 +105,7 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
 
     Raises: CorruptArchiveError, it is no archive or the head is damaged; LaterReleaseError.
     """
-    data = pread(0, PAGE)
+    data = pread(0, PAGE, or_absent(is_head))
     _check_begin(data, where)
     header = parse_header(data)
     if header is not None and header.version > VERSION:
@@ -115,7 +117,8 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
             f'run "edcache verify {where}" and build the archive again if it holds nothing',
             path=where,
         )
-    payload = pread(header.payload_offset, min(header.nbytes, MAX_HEAD_NBYTES))
+    is_sound = fits_crc32(header.nbytes, header.crc32)
+    payload = pread(header.payload_offset, min(header.nbytes, MAX_HEAD_NBYTES), is_sound)
     if len(payload) != header.nbytes or crc32(payload) != header.crc32:
         raise CorruptArchiveError(
             f"{where}: the head's {header.nbytes:,} bytes fail their crc32; build the archive again",
@@ -126,6 +129,15 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
         if head.uuid != header.uuid:
             raise ValueError("its uuid is not that of its entry")
     return head, Cursor.behind(header)
+
+
+def is_head(page: bytes | memoryview) -> bool:
+    """True if the first page of a file has a sound header of a head, and a sound payload if that ends in it."""
+    header = parse_header(bytes(page))
+    if header is None or header.kind != HEAD:
+        return False
+    payload = page[header.payload_offset : header.payload_end]
+    return len(payload) < header.nbytes or crc32(payload) == header.crc32
 
 
 def begins_archive(data: bytes) -> bool:

@@ -13,7 +13,8 @@ import functools
 import itertools
 import json
 import struct
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ from edcache.format.entries import (
     PRead,
     align,
     crc32,
+    fits_crc32,
+    payload_crc32,
     reported,
 )
 
@@ -51,6 +54,8 @@ _GATHERED: Final = 1 << 12
 _COPIED_NBYTES: Final = 1 << 18
 # Records whose crc32s are compared at once: fewer gain nothing, and more take more memory than the cache has.
 _LEAST_JOINT, _MOST_JOINT = 64, 256
+# Bytes of a chunk that are read at once: one answer of a far file.
+_WINDOW_NBYTES: Final = 1 << 22
 # Four bytes whose crc32 is 0.
 _GAP: Final = np.frombuffer(bytes.fromhex("9d0ad96d"), np.uint8)
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -292,8 +297,9 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """Read and check the table of a chunk; CorruptArchiveError names chunk and offset. Raises: LaterReleaseError."""
     assert header.kind in (CHUNK, PART)
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    data = pread(header.payload_offset, header.table_nbytes)
-    if len(data) != header.table_nbytes or crc32(data) != header.table_crc32:
+    is_sound = fits_crc32(header.table_nbytes, header.table_crc32)
+    data = pread(header.payload_offset, header.table_nbytes, is_sound)
+    if not is_sound(data):
         raise CorruptArchiveError(
             f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
         )
@@ -324,6 +330,45 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
             raise ValueError("its rows point outside of it, or are of other samples")
         return ChunkTable(samples, rows, schemas, view[at + text_nbytes :], place, where)
+
+
+def chunk_windows(pread: PRead, header: Header, rows: Rows) -> Iterator[tuple[slice, int, memoryview]]:
+    """Read the payload of a chunk in windows of whole records: yields the rows of each, its offset and its bytes.
+
+    The first one begins with the table. All bytes of a window are checked if they are far: between records are zeros.
+    """
+    stops = [*rows["offset"][1:].tolist(), header.payload_end]
+    at, first = header.payload_offset, 0
+    while first < len(rows):
+        last = max(bisect_right(stops, at + _WINDOW_NBYTES), first + 1)
+        some, start = rows[first:last], at
+
+        def is_sound(data: bytes | memoryview, some: Rows = some, start: int = start) -> bool:
+            view, table = memoryview(data), header.table_nbytes if start == header.payload_offset else 0
+            ends = stored_ends(some) - start
+            gaps = zip([table, *ends.tolist()], [*(some["offset"] - start).tolist(), len(view)], strict=True)
+            return (
+                (not table or crc32(view[:table]) == header.table_crc32)
+                and bool(are_sound(some, view, start).all())
+                and not any(any(view[low:high]) for low, high in gaps)
+            )
+
+        yield slice(first, last), at, memoryview(pread(at, stops[last - 1] - at, is_sound))
+        at, first = stops[last - 1], last
+
+
+def is_payload_sound(pread: PRead, header: Header, where: str) -> bool:
+    """True if all bytes of the payload of an entry fit its crc32."""
+    crc = 0
+    try:
+        rows = read_table(pread, header, where).rows if header.kind in (CHUNK, PART) else None
+    except (CorruptArchiveError, LaterReleaseError):
+        rows = None
+    if rows is None:
+        return payload_crc32(pread, header) == header.crc32
+    for _, _, data in chunk_windows(pread, header, rows):
+        crc = crc32(data, crc)
+    return crc == header.crc32
 
 
 def schemas_of(schemas: Any) -> list[str]:

@@ -30,9 +30,20 @@ from typing import Any, Final, NamedTuple
 from edcache import base
 from edcache.base import LaterReleaseError
 from edcache.format.arrays import pa
-from edcache.format.entries import DATE, MAX32, VERSION, Header, PRead, align, crc32, reported
+from edcache.format.entries import (
+    DATE,
+    MAX32,
+    VERSION,
+    Header,
+    PRead,
+    align,
+    came_again,
+    fits_crc32,
+    or_absent,
+    reported,
+)
 from edcache.format.head import Head, check_known, is_count, parsed_head
-from edcache.format.records import ROW, Failure, failures_of, schemas_of
+from edcache.format.records import ROW, Failure, failures_of, fits, schemas_of
 from edcache.format.types import is_type_json, type_of_json
 
 TAIL_NBYTES: Final = 1 << 16
@@ -68,6 +79,10 @@ class KeysPlace(NamedTuple):
     nbytes: int
     crc32: int
     items: int
+
+    def fits(self, data: bytes | memoryview) -> bool:
+        """True if bytes fit the table's sum."""
+        return fits(self.crc32, 24 * self.items, memoryview(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +245,9 @@ def root_place(tail: bytes | memoryview) -> Place | None:
 
 def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
     """Read the bytes of several places; None for one that fails its crc32."""
-    data = [memoryview(pread(place.offset, place.nbytes)) for place in places]
-    return [one if crc32(one) == place.crc32 else None for one, place in zip(data, places, strict=True)]
+    checks = [fits_crc32(place.nbytes, place.crc32) for place in places]
+    data = [memoryview(pread(*place[:2], check)) for place, check in zip(places, checks, strict=True)]
+    return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
 
 
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
@@ -241,13 +257,30 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     holds, but no release of edcache wrote it.
     """
     start = align(max(0, size - TAIL_NBYTES), 64)
-    tail = pread(start, size - start)
+    is_end = or_absent(lambda tail: _root_in(tail, size) is not None)
+    for check in (is_end, came_again()):
+        found = _root_in(pread(start, size - start, check), size)
+        if found is None:
+            return None
+        place, data = found
+        if data is None:
+            (data,) = read_places(pread, [place])
+        if data is not None:
+            return parse_root(data, size, where), place
+        # The comment has no sum of its own: another answer may name another place.
+    return None
+
+
+def _root_in(tail: bytes | memoryview, size: int) -> tuple[Place, bytes | memoryview | None] | None:
+    """Return the place of the root that the end of a file names, and its bytes if these are in the tail; None for no
+    root, and for one that fails its crc32.
+    """
     place = root_place(tail)
     # A crc32 of nothing is 0, as a power cut leaves it.
     if place is None or not place.nbytes or place.offset + place.nbytes > size:
         return None
-    at = place.offset - start
-    data = tail[at : at + place.nbytes] if at >= 0 else pread(place.offset, place.nbytes)
-    if len(data) != place.nbytes or crc32(data) != place.crc32:
-        return None
-    return parse_root(data, size, where), place
+    at = place.offset - (size - len(tail))
+    if at < 0:
+        return place, None
+    data = tail[at : at + place.nbytes]
+    return (place, data) if fits_crc32(place.nbytes, place.crc32)(data) else None

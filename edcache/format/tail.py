@@ -44,8 +44,8 @@ from edcache.format.entries import (
     Header,
     PRead,
     check_release,
-    crc32,
     entry_at,
+    fits_crc32,
     parse_header,
     payload_crc32,
     stored_crc32,
@@ -190,11 +190,12 @@ def _counts_alone(pread: PRead, root: Header, walked: Chain) -> bool:
     """True if a root is of the walked chain, or stands at its offset with a sound index."""
     if walked.root_header is not None and root.number <= walked.root_header.number:
         return True
-    data = pread(root.payload_offset, root.nbytes)
-    if root.moved or crc32(data) != root.crc32:
+    is_sound = fits_crc32(root.nbytes, root.crc32)
+    data = pread(root.payload_offset, root.nbytes, is_sound)
+    if root.moved or not is_sound(data):
         return False
     place = parse_root(data, root.payload_end, walked.where).index
-    return stored_crc32(pread, place.offset, place.nbytes) == place.crc32
+    return stored_crc32(pread, *place) == place.crc32
 
 
 class Loss(NamedTuple):

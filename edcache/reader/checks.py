@@ -11,7 +11,7 @@ What must never happen: that a record is handed out unchecked; that an error nam
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class Checks:
         self, file: ByteSource, view: memoryview | None, size: int, index: RecordIndex, verify: str
     ) -> None:
         self._path, self.size, self.index = file.path, size, index
-        self._view, self._check_damaged, self._are_cached = view, file.check_damaged, file.are_cached
+        self._file, self._view, self._are_cached = file, view, file.are_cached
         self.is_done = self.is_trusting = verify == "never"
         self._always = verify == "always" or view is None
         # A bit for each checked sample; of large records that are read in parts, for each block.
@@ -101,18 +101,25 @@ class Checks:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row points out of the file, or contradicts `uniform` of the index."""
+        """Raise CorruptRecordError if a row is `misplaced`."""
+        why = self.misplaced(row)
+        if why is not None:
+            raise self.error(index, why)
+
+    def misplaced(self, row: Row) -> str | None:
+        """Tell that a row points out of the file, or contradicts `uniform` of the index."""
         offset, nbytes, _, schema, flags = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
-            raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
+            return f"it ends at {end:,}, the file at {self.size:,}"
         said = self.index
         # The sum tells if a flag that only a later release knows is true.
         is_alike = schema == said.only_schema and not flags & format.COMPRESSED
         is_said = is_alike and said.least_nbytes <= nbytes <= said.most_nbytes
         # A row of zeros has the sum of an empty record of sample 0.
         if not flags & format.PRESENT or (said.only_schema is not None and not is_said):
-            raise self._error(index, row, "its row is damaged")
+            return "its row is damaged"
+        return None
 
     def check_known(self, index: int, row: Row) -> None:
         """Raise LaterReleaseError if a record is stored in a way that this release does not know."""
@@ -134,22 +141,23 @@ class Checks:
         if not self.fits(index, row, stored):
             self._fail(index, row)
 
-    def check_row(self, index: int) -> None:
-        """Raise if the row of a sample is damaged in this copy alone."""
-        if self.index.place is not None:
-            self._check_damaged(self.index.place.offset + format.ROW.itemsize * index, format.ROW.itemsize)
-
-    def _fail(self, index: int, row: Row) -> NoReturn:
-        """Raise CorruptRecordError for a record that fails its sum, or another error if this copy alone is damaged."""
-        if self._view is not None:
-            self._check_damaged(*row[:2])
-        raise self._error(index, row, "it fails its crc32")
-
-    def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
-        """Make the error of a record; raises another one if the row is damaged in this copy alone."""
-        self.check_row(index)
+    def error(self, index: int, why: str) -> CorruptRecordError:
+        """Make the error of a record that fails, after all tries."""
         text = f'{self.place(index)}: {why}; run "edcache verify {self._path}"'
         return CorruptRecordError(text, path=self._path, index=index)
+
+    def _fail(self, index: int, row: Row) -> None:
+        """Raise CorruptRecordError for a record of the mapping that fails its sum, unless a copy is mended."""
+        offset, nbytes = row[:2]
+        end = offset + nbytes + format.behind_nbytes(nbytes)
+
+        def is_sound(record: bytes | memoryview) -> bool:
+            return self.fits(index, row, memoryview(record))
+
+        if self._view is not None and self._file.is_copy:
+            self._file.until_sound([(offset, end - offset)], [self._view[offset:end]], [is_sound])
+        if self._view is None or not is_sound(self._view[offset:end]):
+            raise self.error(index, "it fails its crc32")
 
     def _check_blocks(self, index: int, row: Row, behind: memoryview, wanted: tuple[int, int]) -> None:
         """Check the blocks of the wanted bytes of a large record, unless they were checked."""
@@ -247,7 +255,7 @@ class Checks:
         if self.index.least_nbytes > BLOCK_NBYTES:
             return None
         rows = self.index.unbound_rows(indices)
-        if not self._are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
+        if not self.are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
             return None
         return format.are_sound(rows, self._view)
 
@@ -265,7 +273,7 @@ class Checks:
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
 
-    def _are_plausible(self, rows: Rows) -> bool:
+    def are_plausible(self, rows: Rows) -> bool:
         """True if no row points out of the file or contradicts `uniform` of the index."""
         index, nbytes = self.index, rows["nbytes"]
         # Both first, so that no sum of them wraps.

@@ -8,14 +8,25 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import CorruptArchiveError, Ints
-from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows, bound, salt, unbound_crc32
+from edcache.base import CorruptArchiveError, Ints, Sound
+from edcache.format import (
+    PRESENT,
+    ROW,
+    Failure,
+    Place,
+    Root,
+    Rows,
+    bound,
+    fits_crc32,
+    salt,
+    unbound_crc32,
+)
 
 Row = tuple[int, int, int, int, int]
 """offset, nbytes, sum, schema and flags of a record."""
 
-Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
-"""`fetch(extents)` reads bytes (offset, nbytes) of the file together."""
+Fetch = Callable[[Sequence[tuple[int, int]], "Sequence[Sound] | None"], Sequence[memoryview]]
+"""`fetch(extents, checks)` reads bytes (offset, nbytes) of the file together."""
 
 # Rows behind a URL are fetched in runs of 256 (6 KiB), and kept up to 64 MiB; an index of up to 256 KiB is fetched
 # at once.
@@ -108,6 +119,25 @@ class RecordIndex:
         """Copy the rows of samples, with the crc32 of its record in each: `format.ROW` [n]."""
         return bound(indices, self.rows(indices), self._salt)
 
+    @property
+    def is_proven(self) -> bool:
+        """False if rows were fetched without a sum over them: one may be of a wrong answer."""
+        return self.place is None or self.memory is not None or self.place.nbytes <= _SMALL_NBYTES
+
+    def extent(self, index: int) -> tuple[int, int]:
+        """Return the place of a row in the file of a sealed archive: offset and bytes."""
+        assert self.place is not None
+        return self.place.offset + ROW.itemsize * index, ROW.itemsize
+
+    def keep(self, indices: Sequence[int], rows: Sequence[Row]) -> None:
+        """Take rows that were asked for again in the place of the ones that are kept."""
+        for index, row in zip(indices, rows, strict=True):
+            run, at = index >> _RUN_BITS, index & (1 << _RUN_BITS) - 1
+            if run in self._kept:
+                new = self._kept[run].copy()
+                new[at] = row
+                self._kept[run] = new
+
     def _fetch_runs(self, runs: list[int]) -> dict[int, Rows]:
         """Return runs of rows; missing ones are fetched together."""
         assert self.place is not None
@@ -119,10 +149,14 @@ class RecordIndex:
         # Another thread may drop runs meanwhile: this one keeps its own.
         found = {run: before[run] for run in runs if run in before}
         if new:
-            start, stop = self.place.offset, self.place.offset + self.place.nbytes
-            extents = [(start + run * step, min(step, stop - start - run * step)) for run in new]
-            fetched = zip(new, self._fetch(extents), strict=True)
-            found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
+            if len(new) == len(all_runs):
+                rows = self.all_rows()
+                found |= {run: rows[run << _RUN_BITS : run + 1 << _RUN_BITS] for run in new}
+            else:
+                start, nbytes = self.place[:2]
+                extents = [(start + run * step, min(step, nbytes - run * step)) for run in new]
+                fetched = zip(new, self._fetch(extents, None), strict=True)
+                found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
             kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept
             self._kept = kept | found
             self.nbytes = sum(rows.nbytes for rows in self._kept.values())
@@ -167,7 +201,8 @@ class RecordIndex:
             return self.memory
         assert self.place is not None
         assert self._fetch is not None
-        return np.frombuffer(self._fetch([self.place[:2]])[0], ROW)
+        is_sound = fits_crc32(self.place.nbytes, self.place.crc32)
+        return np.frombuffer(self._fetch([self.place[:2]], [is_sound])[0], ROW)
 
     def held(self) -> Ints:
         """List the samples that have a record: int64 [k]."""

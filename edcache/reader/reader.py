@@ -115,14 +115,13 @@ class Reader:
         Raises also: ArchiveError if it was closed.
         """
         # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
-        session, tries_again = self._session, self.by_request or self.local is not None
+        session, tries_again = self._session, self.by_request
         while session is None or self._closed:
             if self._closed:
                 raise self._closed_error()
             try:
                 session = self._open_session()
-            except (base.CorruptArchiveError, base.StaleArchiveError):
-                # A transfer failed, the object was replaced amid reading, or a damaged copy is deleted now: once more.
+            except base.StaleArchiveError:  # the object was replaced amid reading: once more
                 if not tries_again:
                     raise
                 tries_again = False
@@ -167,16 +166,12 @@ class Reader:
         return self._where.open()
 
     def _session_of(self, file: ByteSource) -> Session:
-        try:
-            options = self.verify, self.allow_pickle, self.decoding, self.as_arrays
-            session = Session(file, *options, skips_damage=self._skips_damage)
-            if file.is_copy and not session.sealed:
-                raise base.CorruptArchiveError(
-                    f"{self.path}: the end of its copy is damaged; open it again", path=self.path
-                )
-        except base.CorruptArchiveError:
-            file.discard()
-            raise
+        options = self.verify, self.allow_pickle, self.decoding, self.as_arrays
+        session = Session(file, *options, skips_damage=self._skips_damage)
+        if file.is_copy and not session.sealed:
+            raise base.CorruptArchiveError(
+                f'{self.path}: its end is damaged; run "edcache verify {self.path}"', path=self.path
+            )
         return session
 
     def _keep(self, session: Session) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edcache import base, format
-from edcache.base import Ints
+from edcache.base import Ints, Sound
 from edcache.format import BLOCK_NBYTES, Place
 from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.index import Row
@@ -22,6 +22,8 @@ _PROBES = 8
 _GAP = 1 << 16
 # After _HOT_BATCHES batches in memory, only each _HOT_STRIDE-th batch is probed.
 _HOT_BATCHES, _HOT_STRIDE = 32, 16
+# Requests for a record by one row, before the next one for the row too.
+_TRIES_OF_A_ROW = 2
 
 
 class Extents:
@@ -65,29 +67,29 @@ class Extents:
             return self.view[offset : offset + nbytes]
         return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Copy an extent of metadata. Later bytes may be fetched ahead."""
         if self.view is not None:
-            return bytes(self.view[offset : offset + nbytes])
-        return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
+            return bytes(self.read_many([(offset, nbytes)], None if is_sound is None else [is_sound])[0])
+        return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)), is_sound)
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Read several extents (offset, nbytes) together."""
-        if self.view is not None:
-            return [self.view[at : at + nbytes] for at, nbytes in extents]
-        return self.file.read_many([(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes in extents])
+    def read_many(
+        self, extents: Sequence[tuple[int, int]], checks: Sequence[Sound] | None = None
+    ) -> list[memoryview]:
+        """Read several extents (offset, nbytes) together; see `ByteSource`."""
+        if self.view is None:
+            clipped = [(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes in extents]
+            return self.file.read_many(clipped, checks)
+        data = [self.view[at : at + nbytes] for at, nbytes in extents]
+        if checks is not None and self.file.is_copy:
+            self.file.until_sound(extents, data.copy(), checks)  # what it mends shows in the mapping
+        return data
 
     def checked(self, places: Sequence[Place]) -> list[memoryview | None]:
         """Read several places together; None for one that fails its crc32."""
-        data = self.read_many([(at, nbytes) for at, nbytes, _ in places])
-        return [one if self._is_sound(one, place) else None for one, place in zip(data, places, strict=True)]
-
-    def _is_sound(self, data: memoryview, place: Place) -> bool:
-        """True if bytes have their crc32; raises if they are damaged in this copy alone."""
-        if len(data) == place.nbytes and format.crc32(data) == place.crc32:
-            return True
-        self.file.check_damaged(place.offset, place.nbytes)
-        return False
+        checks = [format.fits_crc32(nbytes, crc32) for _, nbytes, crc32 in places]
+        data = self.read_many([(at, nbytes) for at, nbytes, _ in places], checks)
+        return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
 
     def is_probe_due(self) -> bool:
         """True if the next batch is to be probed; seldom after many batches in memory."""
@@ -160,6 +162,7 @@ class Stored:
         offset, nbytes = row[:2]
         if self._view is None:
             piece = self.records([index], [wanted])[0]
+            nbytes = self._index.row(index)[1]
             if len(piece.data) == nbytes:
                 return piece.data
             record = bytearray(nbytes)
@@ -186,12 +189,12 @@ class Stored:
         """Return the records of some samples, or at least the wanted bytes of each; by request, in one fetch.
 
         Raises:
-            CorruptRecordError: a record ends behind the file, or fails its crc32, if requested, twice.
+            CorruptRecordError: a record ends behind the file, or fails its crc32 after all tries.
             StaleArchiveError: the archive was replaced since it was opened.
         """
         rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
         if self._file.by_request:
-            return self._request(indices, rows, list(map(_blocks, rows, wanted)))
+            return self._request(indices, rows, wanted)
         pairs = zip(indices, rows, strict=True)
         if self._view is not None:
             return [Piece(0, self._read_mapped(index, row, None)) for index, row in pairs]
@@ -210,48 +213,109 @@ class Stored:
             self._checks.compare(index, row, whole)
         return whole[:nbytes]
 
-    def _request(
-        self, indices: Sequence[int], rows: list[Row], chosen: list[tuple[int, int] | None]
-    ) -> list[Piece]:
-        extents: list[tuple[int, int]] = []
-        for index, row, blocks in zip(indices, rows, chosen, strict=True):
-            self._checks.check_place(index, row)
-            offset, nbytes = row[:2]
-            behind = format.behind_nbytes(nbytes)
-            if blocks is None:
-                extents.append((offset, nbytes + behind))
-            else:
-                extents += [(offset + blocks[0], blocks[1] - blocks[0]), (offset + nbytes, behind)]
-        data = iter(self._file.read_many(extents))
-        pieces = []
-        for index, row, blocks in zip(indices, rows, chosen, strict=True):
-            if blocks is None:
-                piece = self._check_whole(index, row, next(data))
-            else:
-                piece = self._check_part(index, row, blocks, next(data), next(data))
-            pieces.append(piece or self._fetch_again(index, row))
-        return pieces
+    def _request(self, indices: Sequence[int], rows: list[Row], wanted: Sequence[ByteRange]) -> list[Piece]:
+        """Request records. One that fails its sum is requested again, and then its row too: either may be wrong."""
+        found = self._requested(indices, rows, wanted, _TRIES_OF_A_ROW)
+        asked = 0
+        while failed := [k for k, piece in enumerate(found) if piece is None]:
+            asked += 1
+            if asked >= self._file.tries:
+                break
+            again = self._ask_rows([indices[k] for k in failed])
+            tries = _TRIES_OF_A_ROW if asked < self._file.tries - 1 else self._file.tries
+            some = self._requested([indices[k] for k in failed], again, [wanted[k] for k in failed], tries)
+            for k, row, piece in zip(failed, again, some, strict=True):
+                found[k] = piece
+                if piece is not None and row != rows[k]:
+                    self._mend_row(indices[k], row)
+        for index, row, piece in zip(indices, rows, found, strict=True):
+            if piece is None:
+                self._checks.check_place(index, row)
+                raise self._checks.error(index, "it fails its crc32")
+        return [piece for piece in found if piece is not None]
 
-    def _check_whole(self, index: int, row: Row, data: memoryview) -> Piece | None:
-        is_sound = self._checks.is_done or self._checks.fits(index, row, data)
-        return Piece(0, data[: row[1]]) if is_sound else None
+    def _requested(
+        self, indices: Sequence[int], rows: list[Row], wanted: Sequence[ByteRange], tries: int
+    ) -> list[Piece | None]:
+        """Request records, up to `tries` times; None for one that fails its sum, or lies where none can be."""
+        checks = self._checks
+        placed = [k for k, row in enumerate(rows) if checks.misplaced(row) is None]
+        blocks = {k: _blocks(rows[k], wanted[k]) for k in placed}
+        extents = [extent for k in placed for extent in _extents(rows[k], blocks[k])]
+        data = self._file.read_many(extents)
+        sums: list[Sound] = []
+        places: dict[int, int] = {}
+        for k in placed:
+            places[k] = len(sums)
+            sums += self._sums(indices[k], rows[k], blocks[k], data, len(sums))
+        if not checks.is_done:
+            self._file.until_sound(extents, data, sums, tries)
+        found: list[Piece | None] = [None] * len(rows)
+        for k, at in places.items():
+            if checks.is_done or sums[at](data[at]):
+                low, _ = blocks[k] or (0, 0)
+                found[k] = Piece(low, data[at] if blocks[k] else data[at][: rows[k][1]])
+        return found
 
-    def _check_part(
-        self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
-    ) -> Piece | None:
-        """Check blocks of a large record; None if they are not sound."""
-        is_sound = len(data) == blocks[1] - blocks[0] and self._checks.blocks_fit(
-            index, row, data, behind, blocks[0] // BLOCK_NBYTES
-        )
-        return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
+    def _sums(
+        self, index: int, row: Row, blocks: tuple[int, int] | None, data: list[memoryview], at: int
+    ) -> list[Sound]:
+        """Make the checks of the extents of a record, which are `data[at]` and what follows."""
+        checks = self._checks
+        if blocks is None:
+            return [lambda record: checks.fits(index, row, memoryview(record))]
+        low, high = blocks
 
-    def _fetch_again(self, index: int, row: Row) -> Piece:
-        """Fetch a whole record again: the transfer or a copy was damaged, or the archive was replaced."""
-        offset, nbytes = row[:2]
-        self._file.check_damaged(offset, nbytes)
-        data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]
-        self._checks.compare(index, row, data)
-        return Piece(0, data[:nbytes])
+        def blocks_fit(some: bytes | memoryview) -> bool:
+            first = low // BLOCK_NBYTES
+            return len(some) == high - low and checks.blocks_fit(
+                index, row, memoryview(some), data[at + 1], first
+            )
+
+        behind = format.behind_nbytes(row[1])
+        return [blocks_fit, format.fits_crc32(behind, self._index.crc32_of(index, row))]
+
+    # --- rows that a server sent ---
+
+    def settle(self, indices: Ints) -> None:
+        """Ask again for rows by which no record can be read, until they can be, or came twice alike."""
+        if self._index.is_proven or self._checks.are_plausible(self._index.rows(indices)):
+            return
+        rows = self._index.rows(indices)
+        doubtful = [k for k in range(len(rows)) if not self._checks.are_plausible(rows[k : k + 1])]
+        for _ in range(self._file.tries - 1):
+            asked = indices[doubtful].tolist()
+            before = self._index.rows(indices[doubtful]).tolist()
+            again = self._ask_rows(asked)
+            self._index.keep(asked, again)
+            doubtful = [
+                k
+                for k, old, new in zip(doubtful, before, again, strict=True)
+                if old != new and not self._checks.are_plausible(np.array([new], format.ROW))
+            ]
+            if not doubtful:
+                break
+
+    def _ask_rows(self, indices: Sequence[int]) -> list[Row]:
+        if self._index.is_proven:
+            return [self._index.row(index) for index in indices]
+        answers = self._file.ask_again([self._index.extent(index) for index in indices])
+        return [np.frombuffer(answer, format.ROW)[0].item() for answer in answers]
+
+    def _mend_row(self, index: int, row: Row) -> None:
+        """Keep a row by which a record is sound."""
+        self._index.keep([index], [row])
+        if self._index.place is not None:
+            self._file.mend(self._index.extent(index)[0], memoryview(np.array(row, format.ROW).tobytes()))
+
+
+def _extents(row: Row, blocks: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """List the extents of a record, or of some blocks of it and of the crc32s behind it."""
+    offset, nbytes = row[:2]
+    behind = format.behind_nbytes(nbytes)
+    if blocks is None:
+        return [(offset, nbytes + behind)]
+    return [(offset + blocks[0], blocks[1] - blocks[0]), (offset + nbytes, behind)]
 
 
 def _blocks(row: Row, wanted: ByteRange) -> tuple[int, int] | None:

@@ -35,5 +35,6 @@ from .registry import open_copy as open_copy
 from .registry import path_text as path_text
 from .registry import scheme_of as scheme_of
 from .registry import shown as shown
+from .source import PART_NBYTES as PART_NBYTES
 from .source import ByteSource as ByteSource
 from .source import Prefetch as Prefetch

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
-from edcache.base import StorageError
+from edcache.base import Sound, StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error
 from edcache.storage.handle import Handle, identity_of
@@ -96,7 +96,7 @@ class File(Handle, ByteSource):
         """Time of the last write, in seconds since 1970."""
         return self._stat().st_mtime
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
         if offset > _MAX_OFFSET:
             return b""  # damaged or hostile numbers: no file reaches there
@@ -113,7 +113,9 @@ class File(Handle, ByteSource):
             raise storage_error(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read_many(
+        self, extents: Sequence[tuple[int, int]], checks: Sequence[Sound] | None = None
+    ) -> list[memoryview]:
         """Read extents (offset, nbytes), neighbours together; shorter only at the end of the file."""
         data: list[memoryview] = []
         for run in _neighbours(extents):

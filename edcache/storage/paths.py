@@ -60,10 +60,13 @@ def replace(source: str, target: str) -> None:
     sync_directory(os.path.dirname(target))
 
 
-def touch(path: str) -> None:
-    """Set the times of a file to now."""
+def touch(path: str, modified: int | None = None) -> None:
+    """Set the times of a file to now, or to nanoseconds since 1970."""
     with storage_errors(path, "setting its times"):
-        calls.touch(path)
+        if modified is None:
+            calls.touch(path)
+        else:
+            calls.touch(path, ns=(modified, modified))
 
 
 def copy_permissions(source: str, target: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from edcache.format import ChunkTable, Contents, Header, Root, Rows
 from edcache.reader import OnProgress, Session, file_digest, no_digest
 from edcache.storage import ByteSource, located
 
-# Most bytes of records that are read at once, unless one record has more.
-_WINDOW: Final = 1 << 26
 _SHOWN: Final = 20
 
 
@@ -206,9 +203,12 @@ class Survey:
             start = self.chain.end  # each root has its own directory
             directory = self.chain.directory(self._pread)
             # The end of it is written last: without it the archive is not sealed yet.
-            if not directory.startswith(self._pread(header.payload_end, len(directory))):
+            end = self._pread(
+                header.payload_end, len(directory), lambda data: directory.startswith(bytes(data))
+            )
+            if not directory.startswith(end):
                 self._problem(header.payload_end, "the zip directory does not list what the chain holds")
-        self._padding = self._pread(start, max(0, header.next - start))
+        self._padding = self._pread(start, max(0, header.next - start), lambda data: not any(data))
         self._passed(header.next)
 
     def _chunk_crc32(self, header: Header) -> int | None:
@@ -221,13 +221,10 @@ class Survey:
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
             return None
-        stops = [*rows["offset"][1:].tolist(), header.payload_end]
-        at, crc, first, is_sound = header.payload_offset, 0, 0, []
-        while first < len(rows):
-            last = max(bisect_right(stops, at + _WINDOW), first + 1)
-            data = memoryview(self._pread(at, stops[last - 1] - at))
-            is_sound.append(format.are_sound(rows[first:last], data, at))
-            at, crc, first = stops[last - 1], format.crc32(data, crc), last
+        crc, is_sound = 0, []
+        for some, at, data in format.chunk_windows(self._pread, header, rows):
+            is_sound.append(format.are_sound(rows[some], data, at))
+            crc = format.crc32(data, crc)
         self._report(header, table, np.flatnonzero(~np.concatenate(is_sound)), "fails its crc32")
         return crc
 
@@ -302,7 +299,8 @@ class Survey:
             rows["schema"][present] = numbers[rows["schema"][present]]
             rows = format.bound(samples, rows, salt)
             at, nbytes = root.index.offset + start * format.ROW.itemsize, len(rows) * format.ROW.itemsize
-            stored = np.frombuffer(self._pread(at, nbytes), format.ROW)
+            is_same = partial(_are_bytes, rows.tobytes())
+            stored = np.frombuffer(self._pread(at, nbytes, is_same), format.ROW)
             self._check_known(format.bound(samples[: len(stored)], stored, salt), start)
             differ = samples[: len(stored)][rows[: len(stored)] != stored]
             if len(differ):
@@ -345,7 +343,8 @@ class Survey:
         for start in range(0, root.length, format.WINDOW):
             count = min(format.WINDOW, root.length - start)
             at = root.index.offset + start * format.ROW.itemsize
-            rows = np.frombuffer(self._pread(at, count * format.ROW.itemsize), format.ROW)
+            data = self._pread(at, count * format.ROW.itemsize, format.came_again())
+            rows = np.frombuffer(data, format.ROW)
             samples = np.flatnonzero(rows["flags"] & format.PRESENT)
             own = format.bound(samples + start, rows[samples], salt)
             self._check_known(format.bound(np.arange(start, start + len(rows)), rows, salt), start)
@@ -367,7 +366,7 @@ class Survey:
             column = stored.column(format.KEY_COLUMN)
             samples = np.flatnonzero(column.is_valid().to_numpy())
             table, *said = format.pack_keys(format.column_hashes(column.drop_null()), samples)
-            stored_table = self._pread(root.keys.offset, root.keys.nbytes)
+            stored_table = self._pread(root.keys.offset, root.keys.nbytes, root.keys.fits)
             if (table, *said) != (stored_table, root.keys.crc32, root.keys.items):
                 self._problem(root.keys.offset, "index.keys has other keys than their column")
 
@@ -393,3 +392,7 @@ class Survey:
                         column.place.offset, f"the label column {name!r} has other values than its chunks"
                     )
                     break
+
+
+def _are_bytes(expected: bytes, data: bytes | memoryview) -> bool:
+    return data == expected

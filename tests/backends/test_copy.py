@@ -264,7 +264,8 @@ def test_a_read_that_comes_out_wrong_is_done_again(tmp_path, ssd):
     data = make(tmp_path / "a.zip")
     origin = Far(data)
     origin.damage = {len(data) // 2: 1, len(data) // 3: 1}
-    assert from_object(origin, ssd / "a.zip")[1] > len(data)
+    assert from_object(origin, ssd / "a.zip")[1] == len(data)
+    assert 0 in origin.damage.values()
     assert (ssd / "a.zip").read_bytes() == data
 
 
@@ -272,7 +273,7 @@ def test_an_archive_that_is_damaged_is_not_copied(far, ssd):
     flip(far, len(make(far)) // 2)
     with pytest.raises(CorruptArchiveError) as caught:
         copy_to_local(far, ssd)
-    assert f'fails its crc32, fetched twice; run "edcache verify {far}"' in str(caught.value)
+    assert f'fails its crc32, however often it is asked for; run "edcache verify {far}"' in str(caught.value)
     assert not (ssd / far.name).exists()
 
 
@@ -292,7 +293,7 @@ def test_reads_are_in_flight_together(tmp_path, ssd):
     data = make(tmp_path / "a.zip", 800, 30_000)
     inside, most = [0], [0]
     origin = Far(data)
-    plain = origin.pread
+    plain = origin._pread
 
     def pread(offset: int, nbytes: int) -> bytes:
         inside[0] += 1
@@ -301,7 +302,7 @@ def test_reads_are_in_flight_together(tmp_path, ssd):
         inside[0] -= 1
         return plain(offset, nbytes)
 
-    origin.pread = pread  # type: ignore[method-assign]
+    origin._pread = pread  # type: ignore[method-assign]
     from_object(origin, ssd / "a.zip")
     assert most[0] > 1
 
@@ -309,14 +310,14 @@ def test_reads_are_in_flight_together(tmp_path, ssd):
 def test_a_large_entry_is_copied_in_pieces_by_several_threads(tmp_path, ssd):
     data = make(tmp_path / "a.zip", 1, 4 * (RUN * BLOCK_NBYTES))
     origin, told = Far(data), [0]
-    plain, together = origin.pread, threading.Barrier(2)
+    plain, together = origin._pread, threading.Barrier(2)
 
     def pread(offset: int, nbytes: int) -> bytes:
         if nbytes == (RUN * BLOCK_NBYTES):
             together.wait(30)
         return plain(offset, nbytes)
 
-    origin.pread = pread  # type: ignore[method-assign]
+    origin._pread = pread  # type: ignore[method-assign]
     from_object(origin, ssd / "a.zip", tell=lambda done, total: told.append(done))
     assert (ssd / "a.zip").read_bytes() == data
     assert told[-1] == len(data)
@@ -326,7 +327,7 @@ def test_a_large_entry_is_copied_in_pieces_by_several_threads(tmp_path, ssd):
 def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
     data = make(tmp_path / "a.zip", 1, 14 * (RUN * BLOCK_NBYTES))
     origin, interrupted = Far(data), threading.Event()
-    plain = origin.pread
+    plain = origin._pread
 
     def parts_read() -> int:
         return sum(nbytes == (RUN * BLOCK_NBYTES) for _, nbytes in origin.read)
@@ -342,7 +343,7 @@ def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
             interrupted.set()
             raise KeyboardInterrupt
 
-    origin.pread = pread  # type: ignore[method-assign]
+    origin._pread = pread  # type: ignore[method-assign]
     ssd.mkdir()
     with pytest.raises(KeyboardInterrupt):
         from_object(origin, ssd / "a.zip", tell=interrupt)

@@ -40,7 +40,7 @@ class Parts:
     def __init__(self, path: Path) -> None:
         data = path.read_bytes()
 
-        def pread(offset: int, nbytes: int) -> bytes:
+        def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
             return data[offset : offset + nbytes]
 
         head, cursor = format.read_head(pread, str(path))

@@ -176,7 +176,7 @@ def _damage(_: Any) -> None:
     """Spoil the records of one chunk."""
     data = bytearray(Path(scenarios.PATH).read_bytes())
 
-    def pread(offset: int, nbytes: int) -> bytes:
+    def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return bytes(data[offset : offset + nbytes])
 
     head, cursor = read_head(pread, scenarios.PATH)

@@ -30,7 +30,7 @@ CHUNK = Header(
 
 
 def reading(data):
-    return lambda offset, nbytes: bytes(data[offset : offset + nbytes])
+    return lambda offset, nbytes, is_sound=None: bytes(data[offset : offset + nbytes])
 
 
 def test_a_header_has_the_bytes_that_the_specification_tells():

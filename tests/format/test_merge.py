@@ -256,7 +256,7 @@ def path(tmp_path):
 def test_a_row_of_zeros_is_no_empty_record(tmp_path):
     write(tmp_path / "a.zip", [None, 5], indices=[1, 0])
     data = bytearray((tmp_path / "a.zip").read_bytes())
-    root, _ = format.read_root(lambda at, nbytes: data[at : at + nbytes], len(data), "a.zip")
+    root, _ = format.read_root(lambda at, nbytes, is_sound=None: data[at : at + nbytes], len(data), "a.zip")
     data[root.index.offset : root.index.offset + ROW.itemsize] = bytes(ROW.itemsize)
     (tmp_path / "a.zip").write_bytes(data)
     ds = CachedDataset.from_cache(tmp_path / "a.zip")

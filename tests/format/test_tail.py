@@ -25,7 +25,7 @@ class Bytes:
     def __init__(self, data):
         self.data, self.asked = bytes(data), []
 
-    def pread(self, offset, nbytes):
+    def pread(self, offset, nbytes, is_sound=None):
         self.asked.append((offset, nbytes))
         return self.data[offset : offset + nbytes]
 

@@ -202,7 +202,7 @@ BASES = len(_BASES)
 def _taken_apart(number: int) -> Archive:
     data = base(number)
 
-    def pread(offset: int, nbytes: int) -> bytes:
+    def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return data[offset : offset + nbytes]
 
     head = format.parse_header(data)

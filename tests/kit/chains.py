@@ -21,7 +21,7 @@ class Archive:
         self.first = self.cursor = format.read_head(self.pread, "a.zip")[1]
         self.headers = []
 
-    def pread(self, offset, nbytes):
+    def pread(self, offset, nbytes, is_sound=None):
         return bytes(self.data[offset : offset + nbytes])
 
     def entry(self, kind, name, payload, **fields):
@@ -98,7 +98,7 @@ class Archive:
     def walked(self, data=None):
         """The groups of entries that a walk finds in these bytes, or in other ones."""
         data = self.data if data is None else data
-        reading = lambda offset, nbytes: bytes(data[offset : offset + nbytes])  # noqa: E731
+        reading = lambda offset, nbytes, is_sound=None: bytes(data[offset : offset + nbytes])  # noqa: E731
         return list(format.walk(reading, len(data), UUID, self.first, "a.zip"))
 
     def chain(self):

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from written import write
 
+from edcache.base import Sound
 from edcache.errors import StorageError
+from edcache.storage import ByteSource
 
 
 def sample(i: int, nbytes: int = 3000) -> dict[str, Any]:
@@ -40,14 +42,14 @@ def pictures(path: Path, count: int, make: Callable[[int], Any] = picture, **opt
     return write(path, map(make, range(count)), "w", **options).read_bytes()
 
 
-class Far:
+class Far(ByteSource):
     """An origin in memory, as another file system or an object store would be one.
 
     delay: seconds that a read takes. read: the extents that were read. damage: of the next reads at these
     offsets so many give other bytes. fails_at: the read with this number raises.
     """
 
-    by_request = False
+    tries = 2
 
     def __init__(self, data: bytes, path: str = "far://bucket/train.zip", delay: float = 0.0) -> None:
         self.data, self.path, self.delay = data, path, delay
@@ -64,7 +66,13 @@ class Far:
     def known(self, offset: int, nbytes: int) -> None:
         return None
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
+        data = self._pread(offset, nbytes)
+        if is_sound is None:
+            return data
+        return bytes(self.until_sound([(offset, nbytes)], [memoryview(data)], [is_sound])[0])
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
         time.sleep(self.delay)
         with self._lock:
             self.read.append((offset, nbytes))
@@ -77,8 +85,20 @@ class Far:
                 found = found[: at - offset] + bytes([found[at - offset] ^ 1]) + found[at - offset + 1 :]
             return found
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[bytes]:
-        return [self.pread(*extent) for extent in extents]
+    def read_many(
+        self, extents: Sequence[tuple[int, int]], checks: Sequence[Sound] | None = None
+    ) -> list[memoryview]:
+        data = [memoryview(self._pread(*extent)) for extent in extents]
+        return data if checks is None else self.until_sound(extents, data, checks)
+
+    def map(self, nbytes: int) -> memoryview:
+        raise StorageError(f"{self.path}: mapping it")
+
+    def identity(self) -> str:
+        return self.etag
+
+    def reopened(self) -> ByteSource:
+        return self
 
     def tag(self) -> tuple[str]:
         return (self.etag,)

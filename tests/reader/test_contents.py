@@ -95,10 +95,14 @@ def test_a_payload_cut_short_fails_its_crc(path):
     write(path, range(6))
     file, chain = whole_chain(path)
     chunk = chain.chunks[1]
-    assert format.payload_crc32(lambda offset, n: file.pread(offset, n)[:1000], chunk) == chunk.crc32
+    assert (
+        format.payload_crc32(lambda offset, n, is_sound=None: file.pread(offset, n)[:1000], chunk)
+        == chunk.crc32
+    )
     cut = chunk.payload_end - 1
     assert (
-        format.payload_crc32(lambda offset, n: file.pread(offset, min(n, cut - offset)), chunk) != chunk.crc32
+        format.payload_crc32(lambda offset, n, is_sound=None: file.pread(offset, min(n, cut - offset)), chunk)
+        != chunk.crc32
     )
 
 

@@ -245,7 +245,7 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
 def _chain(path: Path) -> tuple[Any, int, bytes, format.Cursor]:
     data = path.read_bytes()
 
-    def pread(offset: int, nbytes: int) -> bytes:
+    def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return data[offset : offset + nbytes]
 
     head, cursor = format.read_head(pread, str(path))

@@ -181,7 +181,7 @@ def chunks_of(path):
     with open(path, "rb") as file:
         data = file.read()
 
-    def pread(offset, nbytes):
+    def pread(offset, nbytes, is_sound=None):
         return data[offset : offset + nbytes]
 
     head, cursor = format.read_head(pread, str(path))

@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from edcache import base, storage
+from edcache.backends import LEAST_TRIES
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import CLAIMS, FIRST, MAP_OFFSET, ROOM, Note
@@ -105,6 +106,22 @@ class Origin:
         data = source.read_many(extents)
         self._check_identity(source)
         return data
+
+    @property
+    def tries(self) -> int:
+        """See `ByteSource`."""
+        return max(LEAST_TRIES, self.source.tries)
+
+    def ask_again(self, extents: ByteRanges) -> Sequence[bytes | memoryview]:
+        """Read extents past all that is kept of them."""
+        source = self.source
+        data = source.ask_again(extents)
+        self._check_identity(source)
+        return data
+
+    def check_unchanged(self) -> None:
+        """See `ByteSource`."""
+        self.source.check_unchanged()
 
     def known(self, offset: int, nbytes: int) -> memoryview | None:
         """Return bytes that came with its opening, also in a forked child; None for others."""

@@ -18,11 +18,11 @@ import numpy as np
 
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.blocks import FULL, BlockFetcher, Opener, Origin, Pinned, blocks_of
+from edcache.backends.mirror.blocks import BLOCK_BITS, FULL, BlockFetcher, Opener, Origin, Pinned, blocks_of
 from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, begun_note, locked_copy, locked_side, whole_note
-from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError, Sound, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Location
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
@@ -36,6 +36,7 @@ class WholeCopy(ByteSource):
     """Read an archive from a whole copy on this machine, `data`; messages name the origin."""
 
     is_copy = True
+    tries = 5
 
     def __init__(self, pinned: Pinned, data: File, opener: Opener, budget: Budget) -> None:
         self.data, self.origin, self.budget = data, Origin(pinned, opener), budget
@@ -62,10 +63,16 @@ class WholeCopy(ByteSource):
     def are_cached(self, offsets: Sequence[int]) -> bool:
         return self.data.are_cached(offsets)
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
-        return bytes(self.read_many([(offset, nbytes)])[0])
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
+        return bytes(self.read_many([(offset, nbytes)], None if is_sound is None else [is_sound])[0])
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read_many(
+        self, extents: Sequence[tuple[int, int]], checks: Sequence[Sound] | None = None
+    ) -> list[memoryview]:
+        data = self._read(extents)
+        return data if checks is None else self.until_sound(extents, data, checks)
+
+    def _read(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         return self.data.read_many(extents)
 
     def map(self, nbytes: int) -> memoryview:
@@ -74,34 +81,30 @@ class WholeCopy(ByteSource):
     def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
         self.data.will_need(extents)
 
-    def check_damaged(self, offset: int, nbytes: int) -> None:
-        """See `ByteSource`: compares the bytes with those of the origin; a copy that differs is deleted."""
-        here, extent = self.data.path, f"bytes {offset:,} to {offset + nbytes:,}"
+    def ask_again(self, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """See `ByteSource`: asks the origin."""
         try:
-            (far,) = self.origin.read_many([(offset, nbytes)])
+            return self.origin.ask_again(extents)
         except (base.ArchiveError, OSError) as error:
+            here, (offset, nbytes) = self.data.path, extents[0]
             raise CorruptArchiveError(
-                f"{here}: {extent} fail their crc32, and the original cannot be read to compare: {error}; "
-                f"delete this copy, and open {self.path} again"
+                f"{here}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and the original cannot be read to "
+                f"compare: {error}; delete this copy, and open {self.path} again"
             ) from error
-        if far != self.data.pread(offset, nbytes):
-            self.discard()
-            raise CorruptArchiveError(
-                f"{here}: {extent} of this copy are damaged, so it was deleted; open {self.path} "
-                "again, which makes another"
-            )
 
-    def discard(self) -> None:
-        """See `ByteSource`: unless another copy is in its place, or is being made."""
+    def check_unchanged(self) -> None:
+        self.origin.check_unchanged()
+
+    def mend(self, offset: int, data: memoryview) -> None:
+        """See `ByteSource`: a whole copy stays so, as it keeps its time. A disk that refuses changes nothing."""
         copy = self.pinned.copy
-        with locked_side(copy, wait=False) as side:
-            if side is None:
-                return  # a process that completes it proves all of it
-            for name in (copy, copy + PARTIAL):
-                with suppress(ArchiveNotFoundError), closing(File.open(name, "r")) as there:
-                    if there.identity() == self.data.identity():
-                        storage.remove(name)
-                        storage.remove(copy + SIDE)
+        note = sidecar.note_of(copy)
+        for name in (copy, copy + PARTIAL):
+            with suppress(StorageError, ArchiveNotFoundError), closing(File.open(name, "r+")) as out:
+                if out.identity() == self.data.identity():
+                    out.pwrite(offset, data)
+                    if note is not None and note.stamp is not None:
+                        storage.touch(name, note.stamp[1])
 
     def close(self) -> None:
         """Close the copy, which others may delete then, and the origin."""
@@ -117,6 +120,11 @@ class ReadThrough(WholeCopy):
 
     by_request = True
 
+    @property
+    def tries(self) -> int:  # type: ignore[override]
+        """See `ByteSource`: what the origin allows."""
+        return self.origin.tries
+
     def __init__(self, pinned: Pinned, data: File, opener: Opener, budget: Budget) -> None:
         super().__init__(pinned, data, opener, budget)
         self.ahead = self.fetcher = BlockFetcher(pinned, data, self.origin, budget)
@@ -127,13 +135,17 @@ class ReadThrough(WholeCopy):
     def are_cached(self, offsets: Sequence[int]) -> bool:
         return True
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """See `ByteSource`: no block is fetched for bytes that came with the opening of the origin."""
         known = self.origin.known(offset, nbytes)
-        return super().pread(offset, nbytes) if known is None else bytes(known)
+        if known is None:
+            return super().pread(offset, nbytes, is_sound)
+        if is_sound is None:
+            return bytes(known)
+        return bytes(self.until_sound([(offset, nbytes)], [known], [is_sound])[0])
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `ByteSource`: fetches missing blocks, all at once; StaleArchiveError if the origin has changed."""
+    def _read(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Fetch missing blocks, all at once, and read. Raises: StaleArchiveError, the origin has changed."""
         if not extents:
             return []
         start, nbytes = np.array(extents, np.int64).T
@@ -147,6 +159,16 @@ class ReadThrough(WholeCopy):
         for extent, data in zip(far, self.origin.read_many(far), strict=True):
             read[extent] = memoryview(data)
         return [read[extent] for extent in extents]
+
+    def ask_again(self, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+        """See `ByteSource`: asks the origin, whose errors are told as they are."""
+        return self.origin.ask_again(extents)
+
+    def mend(self, offset: int, data: memoryview) -> None:
+        """See `ByteSource`: writes over blocks that are here; others are fetched when they are read next."""
+        blocks = np.arange(offset >> BLOCK_BITS, (offset + len(data) - 1 >> BLOCK_BITS) + 1)
+        if not len(self.fetcher.map.missing(blocks)):
+            super().mend(offset, data)
 
     def close(self) -> None:
         super().close()

@@ -92,13 +92,18 @@ class HttpEngine(Engine):
         self._url, self._headers = url, headers
 
     async def begin(self, head: int, tail: int) -> tuple[ObjectStamp, Data, Data]:
-        """See `Engine`: two requests at once, of which the second may be refused."""
+        """See `Engine`: two requests at once, which must name one state. The second may be refused, and is repeated."""
         asked = self._answer(0, head, None), self._answer(-tail, 0, None)
         first, last = await asyncio.gather(*asked, return_exceptions=True)
         if isinstance(first, BaseException):
             raise first
-        # Some servers know no range that counts from the end.
-        return *first, b"" if isinstance(last, BaseException) or last[0] != first[0] else last[1]
+        stamp, data = first
+        if not stamp.size:
+            return stamp, data, b""
+        if isinstance(last, BaseException) or last[0] != stamp:
+            # Some servers know no range that counts from the end. Or one of the two answers is wrong.
+            return stamp, data, (await self._answer(max(0, stamp.size - tail), stamp.size, stamp))[1]
+        return stamp, data, last[1]
 
     async def stamp(self) -> ObjectStamp:
         return (await self._answer(0, 1, None))[0]

@@ -7,23 +7,23 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from edcache import format
 from edcache.backends import Url
 from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of
-from edcache.backends.remote.requests import Data, Engine, ObjectStamp, Requests, gathered, run
-from edcache.base import PerProcess, StaleArchiveError, StorageError
-from edcache.storage import ByteSource
+from edcache.backends.remote.requests import Changed, Data, Engine, ObjectStamp, Requests, gathered, run
+from edcache.base import PerProcess, Sound, StorageError
+from edcache.storage import PART_NBYTES, ByteSource
 
 if TYPE_CHECKING:
     pass
 
-# What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
-# 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
-GAP_NBYTES: Final = 1 << 16
-# A larger run is fetched in parts of this size, several at a time.
-PART_NBYTES: Final = 1 << 22
+# Part of the bytes of extents which may come beside them, as gaps that make two requests one; and any gap that is
+# smaller than the headers of a request. A small range of nginx on the same machine takes 0.4 ms, in which 100 KiB come.
+_GAPS: Final = 1 / 8
+_SMALL_GAP, _MOST_GAP = 1 << 9, 1 << 16
 _MOST_AT_A_TIME: Final = 64
 # `pread` fetches at least so much: the header of an entry comes with its table, which is read after a walk.
 _AHEAD_NBYTES: Final = 1 << 16
@@ -32,20 +32,31 @@ WEB: Final = ("http", "https")
 
 
 def runs_of(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The runs (start, end) that cover extents (offset, nbytes), in file order.
+    """Return the runs (start, end) that cover extents (offset, nbytes), in file order; a run is one request.
 
-    None is within `GAP_NBYTES` of the next, unless the two are more than `PART_NBYTES`.
+    The smallest gaps are read too, as `_GAPS` and `_SMALL_GAP` allow. No run is longer than `PART_NBYTES`, unless one
+    extent is.
     """
-    runs: list[tuple[int, int]] = []
-    for offset, nbytes in sorted(extents):
-        if not nbytes:
-            continue
-        start, end = runs[-1] if runs else (0, -GAP_NBYTES - 1)
-        longer = max(end, offset + nbytes)
-        if offset <= end + GAP_NBYTES and longer - start <= PART_NBYTES:
-            runs[-1] = start, longer
+    covered: list[tuple[int, int]] = []
+    for start, end in sorted((offset, offset + nbytes) for offset, nbytes in extents if nbytes):
+        if covered and start <= covered[-1][1]:
+            covered[-1] = covered[-1][0], max(covered[-1][1], end)
         else:
-            runs.append((offset, offset + nbytes))
+            covered.append((start, end))
+    gaps = [after[0] - before[1] for before, after in pairwise(covered)]
+    room = int(_GAPS * sum(end - start for start, end in covered))
+    joined = set()
+    for number in sorted(range(len(gaps)), key=gaps.__getitem__):
+        room -= gaps[number] * (gaps[number] > _SMALL_GAP)
+        if room < 0 or gaps[number] > _MOST_GAP:
+            break
+        joined.add(number)
+    runs = covered[:1]
+    for number, (start, end) in enumerate(covered[1:]):
+        if number in joined and end - runs[-1][0] <= PART_NBYTES:
+            runs[-1] = runs[-1][0], end
+        else:
+            runs.append((start, end))
     return runs
 
 
@@ -57,6 +68,10 @@ class _Window(NamedTuple):
 
     def cut(self, start: int, end: int) -> memoryview:
         return self.data[start - self.start : end - self.start]
+
+    def has_part(self, extents: Sequence[tuple[int, int]]) -> bool:
+        end = self.start + len(self.data)
+        return any(offset < end and self.start < offset + nbytes for offset, nbytes in extents)
 
 
 class RemoteObject(ByteSource):
@@ -71,23 +86,20 @@ class RemoteObject(ByteSource):
     def __init__(self, url: Url) -> None:
         self.path = str(url)
         self._requests = Requests(url)
+        self.tries = self._requests.tries
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
         nbytes = format.PAGE + format.TAIL_NBYTES
         self._stamp, head, tail = run(
             self._requests.answer("opening it", nbytes, lambda: engine.begin(format.PAGE, format.TAIL_NBYTES))
         )
-        self._head, size = bytes(head), self._stamp.size
-        self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
+        self._tag: tuple[object, ...] | None = None
+        self._windows = deque([_Window(0, memoryview(bytes(head)))], _MOST_WINDOWS)
+        size = self._stamp.size
         if len(head) < size:
             # What is aligned in the file is aligned in memory.
-            start = -(-(size - len(tail)) // 64) * 64
-            end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
-            self._windows.append(end)
-
-    def _end(self) -> _Window:
-        start = max(len(self._head), format.align(self._stamp.size - format.TAIL_NBYTES, 64))
-        return self._fetch([(start, self._stamp.size - start)])[0]
+            start = format.align(size - len(tail), 64)
+            self._windows.append(_Window(start, memoryview(bytes(tail[start - size :]))))
 
     # --- one state ---
 
@@ -98,44 +110,60 @@ class RemoteObject(ByteSource):
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:
-        text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}\0"
-        # With its head: a path has no query, and some servers send no tag.
-        return (hashlib.sha256(text.encode() + self._head).hexdigest()[:32],)
+        if self._tag is None:
+            # With its head: a path has no query, and some servers send no tag.
+            head = self.pread(0, format.PAGE, format.is_head)
+            text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}\0"
+            self._tag = (hashlib.sha256(text.encode() + head).hexdigest()[:32],)
+        return self._tag
 
     def reopened(self) -> RemoteObject:
         return RemoteObject(self._requests.url)
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one request."""
-        stamp = run(self._requests.answer("looking for its state", 0, self._engine().stamp))
+        run(self._requests.answer("looking for its state", 0, partial(self._look, self._engine())))
+
+    async def _look(self, engine: Engine) -> None:
+        stamp = await engine.stamp()
         if stamp != self._stamp:
-            text = f"it has {stamp.size:,} bytes, {self._stamp.size:,} then, or another state; open it again"
-            raise StaleArchiveError(
-                f"{self.path}: the object was replaced since it was opened: {text}", path=self.path
+            text = (
+                f"it has {stamp.size:,} bytes now, {self._stamp.size:,} when it was opened, or another state"
             )
+            raise Changed(text)
 
     # --- bytes ---
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
+    def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         start, end = self._clipped(offset, nbytes)
         data = self.known(start, end - start)
         if data is None and end - start > _AHEAD_NBYTES:  # hundreds of these would fill the memory
             (data,) = self.read_many([(start, end - start)])
         elif data is None:
             data = self._keep([(start, _AHEAD_NBYTES)])[0].cut(start, end)
+        if is_sound is not None:
+            (data,) = self.until_sound([(start, end - start)], [data], [is_sound])
         return bytes(data)
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read_many(
+        self, extents: Sequence[tuple[int, int]], checks: Sequence[Sound] | None = None
+    ) -> list[memoryview]:
         """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
         ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
         known = [self.known(start, end - start) for start, end in ranges]
         absent = [(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None]
         windows = self._fetch(absent)
         starts = [window.start for window in windows]
-        return [
+        data = [
             windows[bisect_right(starts, start) - 1].cut(start, end) if data is None else data
             for (start, end), data in zip(ranges, known, strict=True)
         ]
+        return data if checks is None else self.until_sound(extents, data, checks)
+
+    def ask_again(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """See `ByteSource`: windows with a part of them go."""
+        self._windows = deque((one for one in self._windows if not one.has_part(extents)), _MOST_WINDOWS)
+        return self.read_many(extents)
 
     def _clipped(self, offset: int, nbytes: int) -> tuple[int, int]:
         start = min(offset, self._stamp.size)

@@ -23,6 +23,8 @@ Data = bytes | memoryview
 TRIES: Final = 5
 # A store that says that it is busy will answer. The waits are up to two minutes together.
 BUSY_TRIES: Final = 20
+# An answer of another state is believed if it comes so often in turn: each may be wrong.
+_CHANGED_TRIES: Final = 6
 _TIMEOUT_SECONDS: Final = 30.0
 # Beside its time limit a request has a second for each 512 KiB: slower than that is a stall.
 _SLOWEST: Final = 1 << 19
@@ -49,8 +51,11 @@ def refused(what: str) -> Failing:
     return Failing(what, 1)
 
 
-class Changed(Exception):
-    """The object is no longer the one that was opened; the text says how that shows."""
+class Changed(Failing):
+    """The object is no longer the one that was opened, if it says so again; the text says how that shows."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, _CHANGED_TRIES)
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Engine(ABC):
     async def begin(self, head: int, tail: int) -> tuple[ObjectStamp, Data, Data]:
         """The state of the object, its first `head` bytes and its last `tail`; of a shorter one all.
 
-        The last ones are b"" if they have to be asked for by themselves.
+        Answers of two states are Changed.
         """
         stamp = await self.stamp()
         if not stamp.size:
@@ -101,13 +106,18 @@ class Requests:
         self.url = url
         self.options = {name: value for name, value in url.options.items() if name not in _OPTIONS}
         self._timeout = url.options.get("request_timeout", _TIMEOUT_SECONDS)
-        self._tries = url.options.get("request_tries")
+        self._tries: int | None = url.options.get("request_tries")
         if not isinstance(self._timeout, (int, float)) or not self._timeout > 0:
             raise base.OptionError(
                 f"storage_options: request_timeout={self._timeout!r}; give seconds above 0"
             )
         if self._tries is not None:
             base.check_count("storage_options: request_tries", self._tries)
+
+    @property
+    def tries(self) -> int:
+        """Most requests for bytes that fail their sums."""
+        return self._tries or TRIES
 
     async def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until there is an answer.
@@ -118,7 +128,7 @@ class Requests:
         Raises:
             StorageError, ArchiveNotFoundError, StaleArchiveError.
         """
-        limit = self._timeout + nbytes / _SLOWEST
+        limit, changed = self._timeout + nbytes / _SLOWEST, 0
         for asked in count(1):
             try:
                 return await asyncio.wait_for(ask(), limit)
@@ -129,9 +139,13 @@ class Requests:
             if isinstance(failure, EdcacheError):
                 raise failure
             tries = failure.tries if failure.tries == 1 else self._tries or failure.tries
-            if asked >= tries:
+            changed = changed + 1 if isinstance(failure, Changed) else 0
+            if changed >= min(tries, _CHANGED_TRIES):
+                raise self._replaced(failure, doing)
+            if asked >= tries and not changed:
                 break
-            wait = min(_FIRST_WAIT * _LONGER ** (asked - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
+            wait = min(_FIRST_WAIT * _LONGER ** (asked - max(changed, 1)), _LONGEST_WAIT)
+            wait *= random.uniform(0.5, 1.0)  # noqa: S311
             await asyncio.sleep(wait if failure.wait is None else min(failure.wait, _LONGEST_RETRY_AFTER))
         times = "once" if asked == 1 else f"{asked} times"
         raise StorageError(f"{self.url}: {doing}: {failure}; asked {times}", path=str(self.url))
@@ -146,12 +160,13 @@ class Requests:
             return Failing(f"no whole answer within {limit:.3g} s")
         if isinstance(error, FileNotFoundError):
             return ArchiveNotFoundError(f"{path}: no such object; check the URL{lost}", path=path)
-        if isinstance(error, Changed):
-            text = "the object was replaced or deleted since it was opened: open it again"
-            return StaleArchiveError(f"{path}: {doing}: {error}; {text}", path=path)
         if isinstance(error, PermissionError):
             return refused(f"{self._described(error)}{lost or _ALLOWED}")
         return Failing(self._described(error), TRIES if isinstance(error, OSError) else 1)
+
+    def _replaced(self, failure: Failing, doing: str) -> StaleArchiveError:
+        text = "the object was replaced or deleted since it was opened: open it again"
+        return StaleArchiveError(f"{self.url}: {doing}: {failure}; {text}", path=str(self.url))
 
     def _described(self, error: Exception) -> str:
         text = " ".join(self.url.scrubbed(str(error)).split())
