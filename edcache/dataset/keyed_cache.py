@@ -392,8 +392,10 @@ class WritingSession(KeyedSession):
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
-            super().__init__(path, recipe, self._appender.file, self._appender.chain)
             spec = writer.adopt_labels(self._appender.head, spec, path)
+            _check_told(path, self._appender.chain.origin, recipe)
+            self._appender.recover()
+            super().__init__(path, recipe, self._appender.file, self._appender.chain)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(
                 self._appender.head, path, spec, label_schema=self._appender.label_schema()

@@ -297,7 +297,7 @@ def _write(
         source = records.sessions[0].file
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
-        with closing(Appender.open(file.path, head, mode="r+")) as out:
+        with closing(Appender.open(file.path, head, mode="a")) as out:
             absent = _copy_records(records, part, labels, out, on_progress)
             _check_kept(target, len(part) - len(absent), least)
             changes: dict[str, Any] = {}

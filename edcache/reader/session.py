@@ -137,9 +137,10 @@ class Session:
         while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.is_fresh(file)
             damage = format.find_damage(chain, file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published the next entries since.
             if damage is None:
                 break
+            # A writer may have published the next entries since.
+            self.size = file.size()
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
                     f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path

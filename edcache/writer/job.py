@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edcache import base, identity, storage
-from edcache.format import KEY_COLUMN, Failure, Head, shown_key
+from edcache.format import KEY_COLUMN, Chain, Failure, Head, shown_key
 from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
@@ -97,21 +97,28 @@ class Job:
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
-            if self.head.length is not None and not any_length:
-                self._lengthen(appender, self.head.length)
-                check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
+            length = None if any_length else self.head.length
+            if length is not None and not self._grows(appender.chain, length):
+                check_length(self.path, appender.chain.length, length)
+            appender.recover()
+            if length is not None:
+                if self._grows(appender.chain, length):
+                    self._lengthen(appender, length)
+                check_length(self.path, appender.chain.length, length)
         return appender
 
-    def _lengthen(self, appender: Appender, length: int) -> None:
-        chain = appender.chain
+    def _grows(self, chain: Chain, length: int) -> bool:
         # One that was written without a dataset is as long as what it holds, until it gets one.
         present = chain.end_index if chain.length is None else chain.length
-        if present < length and (self.options.grow or chain.length is None):
-            changes: dict[str, Any] = {"length": length}
-            if chain.origin.fingerprint is not None and self.recipe is not None:
-                changes["fingerprint"] = self.made_by(chain.origin.fingerprint)
-            appender.amend(**changes)
+        return present < length and (self.options.grow or chain.length is None)
+
+    def _lengthen(self, appender: Appender, length: int) -> None:
+        changes: dict[str, Any] = {"length": length}
+        found = appender.chain.origin.fingerprint
+        if found is not None and self.recipe is not None:
+            changes["fingerprint"] = self.made_by(found)
+        appender.amend(**changes)
 
     def made_by(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the fingerprint of the source, with the first sample and the state that an archive has noted.
