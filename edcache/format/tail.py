@@ -5,15 +5,13 @@ What writers leave:
 - A killed one leaves payloads whose header is all zeros, as it is written last. Of a seal it may leave the last
   headers, in their places, without the first one.
 - A power cut takes whole sectors that were not synced, in any combination: they are zeros, or as the disk was before.
-  It may take the end of the file too. The headers of a seal are not synced until its end record stands; its payloads
-  are synced before.
+  It may take the end of the file too. The headers of a seal are not synced until its end record stands.
 
 So these mean damage, in each boot: a header that is written and does not fit; an entry of this archive behind, at any
 offset, unless a power cut may have taken the entry before it; a root that the end of the file points at, if the file
-was synced before that end was written; a file that ends within a seal whose payloads were synced, as a copy that broke
-off. Without a power cut the first header of a seal shows that all of it was written, and any header that its payload
-was: what lacks then is damage too. Damage is never cut off: readers and writers refuse it, and
-`save(skip_damaged=True)` keeps the sound samples.
+was synced before that end was written. Without a power cut the first header of a seal shows that all of it was written,
+and any header that its payload was: where the rest lacks, as in a copy that broke off, that is damage too. Damage is
+never cut off: readers and writers refuse it, and `save(skip_damaged=True)` keeps the sound samples.
 
 What must never happen: that an append takes bytes away that hold a sound sample. After a power cut a chunk that lost
 something is replaced by its sound records (`find_loss`), and so are chunks behind a header that is lost
@@ -35,10 +33,7 @@ from edcache.base import CorruptArchiveError
 from edcache.format.chain import Chain
 from edcache.format.entries import (
     CHUNK,
-    COLUMN,
     CRC32_FROM_LINK,
-    INDEX,
-    KEYS,
     LEAST_HEADER_NBYTES,
     MAGIC,
     MAX_HEADER_NBYTES,
@@ -61,7 +56,6 @@ from edcache.format.root import read_root
 NextData = Callable[[int], int]
 """`next_data(offset)` finds the next bytes from an offset on that are not a hole of the file."""
 
-_OF_SEAL: Final = INDEX, COLUMN, KEYS, ROOT
 _WINDOW: Final = 1024 * PAGE
 _FEW_BITS: Final = 8
 
@@ -78,15 +72,15 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         synced = header.durable >= group if header.kind == ROOT else chain.durable >= header.next
         if is_fresh or synced:
             return f"{header.name} at offset {header.offset:,} fails its crc32"
-    stop, before = _missing_entry(chain, pread, size)
+    stop = _missing_entry(chain, pread, size)
     what = f"no entry fits at offset {stop.offset:,}, but"
     start = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
     there = parse_header(start)
     is_its_own = there is not None and (there.offset, there.number, there.link) == stop
     if there is not None and is_its_own and there.payload_end > size:
-        if is_fresh or _was_synced(there, chain.cursor):
+        if is_fresh:
             return f"the file ends within {there.name} at offset {there.offset:,}"
-    elif before is not None and (is_fresh or (_was_synced(before, chain.cursor) and size < _least_end(stop))):
+    elif is_fresh and stop != chain.cursor:
         return f"{what} a seal has begun before it"
     elif len(start) >= LEAST_HEADER_NBYTES and _is_damaged_header(start, stop.link):
         return f"{what} other bytes stand there"
@@ -118,25 +112,12 @@ def _last_payload(chain: Chain) -> int:
     return chain.first.offset if chain.last is None else chain.last.payload_offset
 
 
-def _missing_entry(chain: Chain, pread: PRead, size: int) -> tuple[Cursor, Header | None]:
-    """Find the cursor of the entry that is missing: the next one of the chain, or one in a seal that is not whole.
-
-    Returns: it, and the entry of that seal before it.
-    """
-    cursor, last = chain.cursor, None
+def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
+    """Find the cursor of the entry that is missing: the next one of the chain, or one in a seal that is not whole."""
+    cursor = chain.cursor
     while (header := entry_at(pread, size, chain.head.uuid, cursor, chain.where)) is not None:
-        cursor, last = Cursor.behind(header), header
-    return cursor, last
-
-
-def _was_synced(header: Header, start: Cursor) -> bool:
-    """True if an entry is of a seal whose payloads were synced before its headers. start: of the seal."""
-    return header.kind in _OF_SEAL and header.durable >= start.offset
-
-
-def _least_end(cursor: Cursor) -> int:
-    """Return where a file ends at the least that holds an entry at a cursor."""
-    return cursor.offset + LEAST_HEADER_NBYTES
+        cursor = Cursor.behind(header)
+    return cursor
 
 
 def _is_damaged_header(data: bytes, link: int) -> bool:

@@ -150,11 +150,11 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
 
 def _is_torn_head(data: bytes) -> bool:
     """True if the begin of a head, or zeros in its place, stand before bytes that a head may have."""
-    if data[format.header_nbytes(HEAD_NAME) :].translate(None, _IN_HEAD):
-        return False
+    is_blank = not data[format.header_nbytes(HEAD_NAME) :].translate(None, _IN_HEAD)
     if data[:_SECTOR].strip(b"\0"):
-        return all(data[i] == _HEAD_PREFIX[i] for i in _CONSTANT if i < len(data))
-    return not data.strip(b"\0") or len(data) % PAGE == 0
+        begins = all(data[i] == _HEAD_PREFIX[i] for i in _CONSTANT if i < len(data))
+        return begins and (is_blank or len(data) <= PAGE)  # no entry begins in the first page
+    return is_blank and (not data.strip(b"\0") or len(data) % PAGE == 0)
 
 
 def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
