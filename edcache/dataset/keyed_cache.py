@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy as np
 from edcache import base, codec, format, identity, writer
 from edcache.base import (
     ArchiveNotFoundError,
-    CorruptArchiveError,
     CorruptRecordError,
     OptionError,
     SourceError,
@@ -287,19 +286,6 @@ def _check(path: str, head: Head, recipe: Recipe) -> Difference | None:
     return found
 
 
-def _check_there(path: str, recipe: Recipe) -> None:
-    """Raise as `_check`, before a byte of an archive is changed; one that holds nothing is begun again."""
-    # Else the appender makes it, or refuses it.
-    with suppress(ArchiveNotFoundError, CorruptArchiveError), closing(File.open(path, "r")) as file:
-        chain = Chain(*format.read_head(file.pread, path), path)
-        try:
-            _check(path, chain.head, recipe)
-        except (OptionError, StaleCacheError):
-            chain.extend(file.pread, file.size())
-            if not chain.holds_nothing:
-                raise
-
-
 class KeyedSession:
     """Archive of a KeyedCache in one process that may only read it; `WritingSession` adds values.
 
@@ -466,11 +452,12 @@ class WritingSession(KeyedSession):
             compression=options.compression,
             fingerprint=recipe.to_json(),
         )
-        _check_there(path, recipe)
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
-            super().__init__(path, recipe, self._appender.file, self._appender.chain)
+            _check(path, self._appender.head, recipe)
             spec = writer.adopt_labels(self._appender.head, spec, path)
+            self._appender.recover()
+            super().__init__(path, recipe, self._appender.file, self._appender.chain)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(
                 self._appender.head, path, spec, label_schema=self._appender.label_schema()

@@ -303,7 +303,7 @@ def _write(
         source = records.sessions[0].file
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
-        with closing(Appender.open(file.path, head, mode="r+")) as out:
+        with closing(Appender.open(file.path, head, mode="a")) as out:
             with _unmixed(records.sessions):
                 absent = _copy_records(records, part, labels, out, on_progress)
                 _check_kept(target, records, len(part) - len(absent), least)

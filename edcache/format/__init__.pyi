@@ -26,6 +26,7 @@ from .contents import column_of_records as column_of_records
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
+from .entries import HEAD as HEAD
 from .entries import INDEX as INDEX
 from .entries import KEYS as KEYS
 from .entries import LATTICE as LATTICE
@@ -44,6 +45,7 @@ from .entries import UUID_PLACE as UUID_PLACE
 from .entries import VERSION as VERSION
 from .entries import Cursor as Cursor
 from .entries import Header as Header
+from .entries import PRead as PRead
 from .entries import align as align
 from .entries import came_again as came_again
 from .entries import column_name as column_name
@@ -117,6 +119,8 @@ from .root import pack_directory as pack_directory
 from .root import pack_root as pack_root
 from .root import read_places as read_places
 from .root import read_root as read_root
+from .tail import NO_LOSS as NO_LOSS
+from .tail import Loss as Loss
 from .tail import find_damage as find_damage
 from .tail import find_loss as find_loss
 from .tail import find_sound as find_sound

@@ -43,6 +43,10 @@ MORE: Final = "more"
 """Key of each JSON object of an archive. A later release puts there what an older one may ignore."""
 CODECS: Final = "native", "pickle"
 
+_REMEDY: Final = (
+    "no writer goes on with it, and a sealed one can still be read: write its samples into a new archive"
+)
+
 KEYS_DIGEST: Final = "keys"
 """Entry of a fingerprint: see `Head.keys_digest`."""
 
@@ -112,18 +116,13 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
         what = f"archive format {header.version} (this release knows {VERSION})"
         raise LaterReleaseError.needing(what).within(where, where)
     if header is None or header.kind != HEAD or header.offset or header.next != header.payload_end:
-        raise CorruptArchiveError(
-            f"{where}: the head at offset 0 fails its checksum; "
-            f'run "edcache verify {where}" and build the archive again if it holds nothing',
-            path=where,
-        )
+        found = "fails its checksum" if header is None else f"is gone: {header.name[:80]} stands there"
+        raise CorruptArchiveError(f"{where}: the head at offset 0 {found}; {_REMEDY}", path=where)
     is_sound = fits_crc32(header.nbytes, header.crc32)
     payload = pread(header.payload_offset, min(header.nbytes, MAX_HEAD_NBYTES), is_sound)
     if len(payload) != header.nbytes or crc32(payload) != header.crc32:
-        raise CorruptArchiveError(
-            f"{where}: the head's {header.nbytes:,} bytes fail their crc32; build the archive again",
-            path=where,
-        )
+        found = f"the head's {header.nbytes:,} bytes fail their crc32"
+        raise CorruptArchiveError(f"{where}: {found}; {_REMEDY}", path=where)
     with reported(f"{where}: the head", where):
         head = parsed_head(base.loads(payload))
         if head.uuid != header.uuid:
@@ -151,7 +150,7 @@ def _check_begin(data: bytes, where: str) -> None:
             f"{where}: it is empty: its writer begins, or died before the first bytes; try again, or fill it",
             path=where,
         )
-    if not begins_archive(data):
+    if not begins_archive(data) and parse_header(data) is None:
         hint = f'; if edflow wrote it, "edcache import {where} -o NEW --from edflow" reads it'
         raise CorruptArchiveError(
             f"{where}: not an edcache archive: it does not begin with a zip entry {HEAD_NAME}"

@@ -9,8 +9,9 @@ A sealed file ends so:
 
 - A reader takes the last 64 KiB, reads the comment, and has the root, mostly from the same bytes (`read_root`). It
   reads no record of the directory: these are for unzip and other programs.
-- So an archive is sealed if it ends in a comment, and the root fits the crc32 there. As soon as entries are appended
-  behind, it is not, until the next seal ends the file again. The old directory stays, and no reader needs it.
+- So an archive is sealed if it ends in a comment, and the root fits the crc32 there. The zip64 locator says where it
+  ends: bytes of its own end that stand behind it again are a torn tail as any others. As soon as entries are appended
+  behind, it is not sealed, until the next seal ends the file again. The old directory stays, and no reader needs it.
 - The directory is a function of the chain (`Chain.listed`, `pack_directory`). A writer writes it again where a crash
   took it, and a check compares all its bytes.
 - Sizes and offsets in it are zip64 at any size, so it has one form.
@@ -236,11 +237,15 @@ def _pack_central(header: Header) -> bytes:
     return fixed + header.name.encode("ascii") + extra
 
 
-def root_place(tail: bytes | memoryview) -> Place | None:
+def _root_place(tail: bytes | memoryview, size: int) -> Place | None:
     """Read the place of the root from the last bytes of a file; None if it does not end as a sealed archive."""
     end = bytes(tail[-END_NBYTES:])
     found = _COMMENT_READ.fullmatch(end, _END.size) if end[:4] == b"PK\x05\x06" else None
-    return None if found is None else Place(*(int(number, 16) for number in found.groups()))
+    if found is None or len(tail) < _LOCATOR.size + END_NBYTES:
+        return None
+    _, _, end64, _ = _LOCATOR.unpack_from(tail, len(tail) - END_NBYTES - _LOCATOR.size)
+    place = Place(*(int(number, 16) for number in found.groups()))
+    return place if end64 + _END64.size + _LOCATOR.size + END_NBYTES == size else None
 
 
 def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
@@ -275,7 +280,7 @@ def _root_in(tail: bytes | memoryview, size: int) -> tuple[Place, bytes | memory
     """Return the place of the root that the end of a file names, and its bytes if these are in the tail; None for no
     root, and for one that fails its crc32.
     """
-    place = root_place(tail)
+    place = _root_place(tail, size)
     # A crc32 of nothing is 0, as a power cut leaves it.
     if place is None or not place.nbytes or place.offset + place.nbytes > size:
         return None

@@ -5,12 +5,13 @@ What writers leave:
 - A killed one leaves payloads whose header is all zeros, as it is written last. Of a seal it may leave the last
   headers, in their places, without the first one.
 - A power cut takes whole sectors that were not synced, in any combination: they are zeros, or as the disk was before.
-  The headers of a seal are not synced until its end record stands.
+  It may take the end of the file too. The headers of a seal are not synced until its end record stands.
 
 So these mean damage, in each boot: a header that is written and does not fit; an entry of this archive behind, at any
 offset, unless a power cut may have taken the entry before it; a root that the end of the file points at, if the file
-was synced before that end was written. Damage is never cut off: readers and writers refuse it, and
-`save(skip_damaged=True)` keeps the sound samples.
+was synced before that end was written. Without a power cut the first header of a seal shows that all of it was written,
+and any header that its payload was: where the rest lacks, as in a copy that broke off, that is damage too. Damage is
+never cut off: readers and writers refuse it, and `save(skip_damaged=True)` keeps the sound samples.
 
 What must never happen: that an append takes bytes away that hold a sound sample. After a power cut a chunk that lost
 something is replaced by its sound records (`find_loss`), and so are chunks behind a header that is lost
@@ -76,11 +77,15 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     stop = _missing_entry(chain, pread, size)
     what = f"no entry fits at offset {stop.offset:,}, but"
     start = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
-    if not _ends_within(start, stop, size):
-        if is_fresh and stop != chain.cursor:
-            return f"{what} a seal has begun before it"
-        if _is_damaged_header(start, stop.link):
-            return f"{what} other bytes stand there"
+    there = parse_header(start)
+    is_its_own = there is not None and (there.offset, there.number, there.link) == stop
+    if there is not None and is_its_own and there.payload_end > size:
+        if is_fresh:
+            return f"the file ends within {there.name} at offset {there.offset:,}"
+    elif is_fresh and stop != chain.cursor:
+        return f"{what} a seal has begun before it"
+    elif len(start) >= LEAST_HEADER_NBYTES and _is_damaged_header(start, stop.link):
+        return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
     is_other = sealed is not None and sealed[0].head.uuid != chain.head.uuid
     if (
@@ -115,15 +120,6 @@ def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
     while (header := entry_at(pread, size, chain.head.uuid, cursor, chain.where)) is not None:
         cursor = Cursor.behind(header)
     return cursor
-
-
-def _ends_within(start: bytes, stop: Cursor, size: int) -> bool:
-    """True if the file ends within an entry, as one that was cut. start: bytes in the place of its header."""
-    if len(start) < LEAST_HEADER_NBYTES:
-        return True
-    header = parse_header(start)
-    fits = header is not None and (header.offset, header.number, header.link) == stop
-    return fits and header is not None and header.payload_end > size
 
 
 def _is_damaged_header(data: bytes, link: int) -> bool:
@@ -210,6 +206,9 @@ class Loss(NamedTuple):
     ends: list[tuple[int, bytes]]
 
 
+NO_LOSS: Final = Loss(None, [], [])
+
+
 def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     """Find what a power cut took of the groups of a chain: reads all payloads that are not durable.
 
@@ -262,10 +261,13 @@ def _is_whole(pread: PRead, header: Header, where: str) -> bool:
 
 
 def find_sound(pread: PRead, header: Header, where: str) -> npt.NDArray[np.bool_] | None:
-    """Mark the rows of a chunk whose records are sound: bool [n]; None if its table is not."""
+    """Mark the rows of a chunk whose records are sound: bool [n]; None if its table is not.
+
+    Behind the end of the file are zeros.
+    """
     try:
         rows = read_table(pread, header, where).rows
     except CorruptArchiveError:
         return None
     start = header.payload_offset
-    return are_sound(rows, memoryview(pread(start, header.nbytes)), start)
+    return are_sound(rows, memoryview(pread(start, header.nbytes).ljust(header.nbytes, b"\0")), start)

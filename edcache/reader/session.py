@@ -157,9 +157,10 @@ class Session:
         while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.is_fresh(file)
             damage = format.find_damage(chain, file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published the next entries since.
             if damage is None:
                 break
+            # A writer may have published the next entries since.
+            self.size = file.size()
             if chain.extend(file.pread, self.size):
                 continue
             if not self.skips_damage:

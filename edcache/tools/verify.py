@@ -260,7 +260,8 @@ class Survey:
         """Compare the end of the file with the end of the chain; a torn tail is no damage."""
         chain = self.chain
         damage = format.find_damage(chain, self._pread, self._file.next_data, self.size, is_fresh=True)
-        if damage is not None:
+        # What others appended meanwhile is whole by now.
+        if damage is not None and not chain.copy().extend(self._pread, self._file.size()):
             self._problem(chain.cursor.offset, damage)
 
     def _joined(self) -> Contents | None:

@@ -3,14 +3,17 @@
 A publication has LOCK_APPEND, and these steps. Encoding and compression come before, without the lock.
 
 1. The path must still lead to this file. Entries of other processes are taken in.
-2. Behind the last entry may stand a torn tail, bytes of a writer that died: it is cut off (`_mend_end`). Damage is
-   refused instead (format/tail.py tells them apart). A zip directory that is lost is written again.
+2. Behind the last entry may stand a torn tail, bytes of a writer that died: it is cut off (`_mend_end`), whole entries
+   in it with a copy beside (`_recover`). Damage is refused instead (format/tail.py tells them apart). A zip directory
+   that is lost is written again.
 3. The payload is written, and then the header: from now on every reader that looks sees the entry.
 4. The entry is taken in, and synced if `sync=` says so.
 
-Opening for appending mends the end too (`_recover`). If the file was written before this machine last started, power
-may have been lost, and so all payloads that were not synced are read. Bytes behind a loss are copied to a file beside,
-cut off, and their sound records appended again (recovery.py).
+Opening changes nothing but a file without a head. A caller asks next what it may refuse, then calls `recover`, which
+asks the rest: damage, later releases, the sums of all that the next seal reads. Then alone it mends the end, so that a
+writer that refuses has changed no byte. If the file was written before this machine last started, power may have been
+lost, and so all payloads that were not synced are read. Bytes behind a loss are copied to a file beside, cut off, and
+their sound records appended again (recovery.py).
 
 With every `sync=`, a crash of the process loses nothing that was published, and the file holds no other bytes than were
 written. After a power cut:
@@ -26,8 +29,9 @@ archive when it is closed. tests/faults/test_filesystems.py and tests/faults/tes
 this table.
 
 What must never happen: that a header is in the file before its payload; that an entry is changed once it is published;
-that a sound sample is cut off and not appended again; that an appender goes on after a sync that failed, since the
-kernel may have dropped bytes that it could not write.
+that a sound sample is cut off and neither appended again nor kept beside; that a byte changes before all was asked that
+may refuse; that an appender goes on after a sync that failed, since the kernel may have dropped bytes that it could not
+write.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal, TypeAlias
 
@@ -45,7 +49,9 @@ import numpy as np
 from edcache import format, storage
 from edcache.base import (
     ArchiveError,
+    ArchiveNotFoundError,
     CorruptArchiveError,
+    EdcacheError,
     Ints,
     StaleArchiveError,
     StorageError,
@@ -56,7 +62,14 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Failure, Head, H
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.entry_group import EntryGroup
-from edcache.writer.recovery import Aside, check_writable, discard_abandoned, lacks_head, recovered
+from edcache.writer.recovery import (
+    Aside,
+    check_seal,
+    check_writable,
+    discard_abandoned,
+    lacks_head,
+    recovered,
+)
 
 _MOST_REPLACED: Final = 20
 
@@ -149,6 +162,7 @@ class Appender:
         self._is_failed = False
         # State of the chain when this process opened the archive.
         self._was_reordered = False
+        self._is_recovered = False
 
     @classmethod
     def open(
@@ -163,7 +177,9 @@ class Appender:
     ) -> Appender:
         """Open an archive, or make one with `head`; if two processes make it at once, it has the head of one.
 
-        mode: as of `File.open`.
+        Of an archive nothing changes. `recover` mends it; the first publication does, if the caller does not.
+
+        mode: as of `File.open`; with "r+" a file without a head is no archive.
         begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
             first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
@@ -174,7 +190,7 @@ class Appender:
             discard_abandoned(name, begins_anew)
         file = File.open(name, mode)
         with on_error(file.close), file.locked(format.LOCK_APPEND):
-            if lacks_head(file, head):
+            if mode != "r+" and lacks_head(file, head):
                 # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
                 if file.size():
                     file.truncate(0)
@@ -183,37 +199,45 @@ class Appender:
                 file.sync()
                 storage.sync_directory(os.path.dirname(name))
             appender = cls(file, *format.read_head(file.pread, name), sync)
-            appender.recover()
+            appender._look()
+            check_writable(appender.chain)
+            appender._was_reordered = appender.chain.is_reordered
             if joins:
                 appender.claims.join_fillers()
         return appender
 
     def recover(self) -> None:
-        """Read the chain, and mend what a crash left of the file. The append lock is held.
+        """Mend what a crash left of the file, once all was asked that may refuse samples.
 
         A kill leaves a torn tail. A power cut may take any bytes that were not synced: so if the machine was started
         since, all entries are read that are not durable. Damaged ones are cut off, or count no more. Each sound sample
         is kept.
-        """
-        self._recover()
-        self._was_reordered = self.chain.is_reordered
 
-    def _recover(self) -> None:
+        Raises: CorruptArchiveError, the archive is damaged, or the next seal could not read what it needs;
+        LaterReleaseError.
+        """
+        self.check_usable()
+        with self.file.locked(format.LOCK_APPEND):
+            self._recover(appends=True)
+
+    def _recover(self, appends: bool) -> None:
+        """See `recover`. The append lock is held. appends: True if samples will be appended, and sealed."""
         self._look()
         is_fresh = storage.is_fresh(self.file)
         self._refuse_damage(is_fresh)
-        if is_fresh:
-            self._mend_end()
-            return
-        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
-        has_ended = not storage.exists(self.file.absolute + storage.RECOVERY)
-        loss = format.find_loss(self.chain, self.file.pread, self.chain.lost if has_ended else ())
+        loss = format.NO_LOSS if is_fresh else self._find_loss()
         if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
             self.chain.extend(self.file.pread, loss.end)
-        if loss.chunks or self.file.size() > self.chain.end:
-            self._refuse_later_tables()
-        aside = Aside.begin(self.file, self.chain, is_needed=bool(loss.chunks or loss.ends))
+            self._was_reordered = self._was_reordered and self.chain.is_reordered
+        if appends or loss.chunks or self.file.size() > self.chain.end:
+            self._check_tables([one.number for one in loss.chunks])
+        if appends:
+            check_seal(self.chain, self.file.pread)
+        self._is_recovered = True
+        # In the same boot no entry that counts stands behind the end: it would be damage.
+        is_needed = bool(loss.chunks or loss.ends)
+        aside = None if is_fresh else Aside.begin(self.file, self.chain, is_needed)
         if aside is None:
             self._mend_end()
             return
@@ -221,8 +245,15 @@ class Appender:
             for at, directory in loss.ends:
                 self.file.pwrite(at, directory)
             self._mend_end()
-            self._renew(loss.chunks, aside.chunks, aside.notes)
+            # Else a seal counts as it is, and only bytes behind it are gone.
+            if loss.chunks or aside.chunks or aside.notes or not self.chain.sealed:
+                self._renew(loss.chunks, aside.chunks, aside.notes)
             aside.end(self.file)
+
+    def _find_loss(self) -> format.Loss:
+        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
+        has_ended = not storage.exists(self.file.absolute + storage.RECOVERY)
+        return format.find_loss(self.chain, self.file.pread, self.chain.lost if has_ended else ())
 
     def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
         """Append the sound records of chunks that lost something, then a note that names these chunks as lost.
@@ -263,11 +294,17 @@ class Appender:
                 path=self.path,
             )
 
-    def _refuse_later_tables(self) -> None:
-        """Raise LaterReleaseError if a chunk behind the last root has a table that only a later release knows."""
+    def _check_tables(self, lost: Collection[int]) -> None:
+        """Read the tables of the chunks behind the last root, as a seal does.
+
+        lost: numbers of chunks that lost something to a power cut. Raises: CorruptArchiveError, LaterReleaseError.
+        """
+        table = None
         for header in self.chain.behind:
-            with suppress(CorruptArchiveError):  # a power cut may have taken it
-                _ = self.table(header).labels
+            if header.number not in lost:
+                table = self.table(header)
+        if table is not None:
+            _ = table.labels  # in types that hold the values of all chunks before it
 
     @property
     def claims(self) -> Claims:
@@ -296,16 +333,19 @@ class Appender:
                 )
             self._look()
             check_writable(self.chain)
-            if self.file.size() > self.chain.end:
-                self._refuse_damage(storage.is_fresh(self.file))
-            self._mend_end()
+            if not self._is_recovered or self.file.size() > self.chain.end:
+                self._recover(appends=False)
+            else:
+                self._mend_end()
             yield
 
     def _mend_end(self) -> None:
-        """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
+        """Cut off what stands behind the end, and write the zip directory if it is not there.
+
+        `_recover` has kept whole entries beside. No other function cuts what others wrote.
+        """
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
-            self._refuse_later_tables()
             self.file.truncate(end)
             if self.syncs:
                 # So that a power cut brings nothing of it back, in a header in its place or between entries.
@@ -450,20 +490,15 @@ class Appender:
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
-        """Cut off the unpublished bytes of the block if it raises StorageError, as on a full disk."""
+        """Cut off the unpublished bytes of the block if it raises, as on a full disk or by labels that do not fit."""
         end = self.chain.end
         try:
             yield
-        except StorageError:
-            # The write's own error is the one to report, and the next append cuts the tail anyway.
+        except EdcacheError:
+            # The block's own error is the one to report, and the next append cuts the tail anyway.
             with suppress(StorageError):
                 self.file.truncate(end)
             raise
-
-    def check_tables(self) -> None:
-        """Read the tables that `seal` will read; raises CorruptArchiveError if one is damaged."""
-        for header in self.chain.behind:
-            self.table(header)
 
     def move(self, target: str) -> None:
         """Give the archive another path, and replace a file there; see `storage.move`."""
@@ -554,13 +589,15 @@ def other_order(path: str) -> StaleArchiveError:
 
 
 def recover(path: str) -> bool:
-    """Cut an archive as opening it for appending does, for a process that reads before it writes.
+    """Mend what a crash left of an archive, for a process that reads before it writes.
 
-    Returns: False if its creator did not live to write the head, and the file holds nothing.
+    Returns: False if no file is there, or its creator did not live to write the head, and it holds nothing.
     """
-    with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
-        if lacks_head(file):
-            return False
-        # It syncs what it changed, as the next writer may rely on it.
-        Appender(file, *format.read_head(file.pread, path), "seal").recover()
+    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
+        with file.locked(format.LOCK_APPEND):
+            if lacks_head(file):
+                return False
+            # It syncs what it changed, as the next writer may rely on it.
+            Appender(file, *format.read_head(file.pread, path), "seal")._recover(appends=False)
         return True
+    return False

@@ -48,7 +48,7 @@ class CacheWriter:
         ArchiveExistsError: mode="x", and the path exists.
         ArchiveError: another process is replacing the same path with mode="w".
         OptionError: mode="a", and an option differs from the one of the archive.
-        CorruptArchiveError: mode="a", and a chunk of the archive is damaged.
+        CorruptArchiveError: mode="a", and the archive is damaged where a seal reads it: no byte of it changes.
 
     The end of the `with` block seals the archive. If the block raises, the samples appended so far are
     stored, and the archive is not sealed. It can be opened, and mode="a" continues it. (With mode="w" it is
@@ -102,10 +102,10 @@ class CacheWriter:
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
         with base.on_error(self._close_files):
-            self._appender.check_tables()
-            self._again = self._appender.first_lost()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
+            self._appender.recover()
+            self._again = self._appender.first_lost()
             head, types = self._appender.head, self._appender.label_schema()
             every = math.inf if publish_seconds is None else publish_seconds
             self._builder = ChunkBuilder(
@@ -157,7 +157,13 @@ class CacheWriter:
             self._again = None
 
     def extend(self, samples: Iterable[object]) -> None:
-        """Append every sample of an iterable."""
+        """Append every sample of an iterable.
+
+        Raises:
+            OptionError: it is a mapping, a table or a text, so that keys, names or letters would be stored. Other
+                errors are as in `append`.
+        """
+        _check_samples(samples, self.path)
         for sample in samples:
             self.append(sample)
 
@@ -304,6 +310,19 @@ def _check_mode(mode: str) -> None:
         raise base.OptionError(
             f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
         )
+
+
+def _check_samples(samples: object, path: str) -> None:
+    """Raise OptionError unless an iterable may be one of samples."""
+    if isinstance(samples, Mapping) or type(samples).__name__ == "DataFrame":  # of pandas, of polars
+        remedy = "give extend_columns() a dict of columns, and append() a dict that is one sample"
+    elif isinstance(samples, str | bytes | bytearray):
+        remedy = "give append() what is one sample"
+    else:
+        return
+    raise base.OptionError(
+        f"{path}: extend() got {base.article(samples)}, and takes an iterable of samples; {remedy}"
+    )
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:

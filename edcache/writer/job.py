@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from edcache import base, identity, storage
 from edcache.base import Ints
-from edcache.format import KEY_COLUMN, Failure, Head, Place, shown_key
+from edcache.format import KEY_COLUMN, Chain, Failure, Head, Place, shown_key
 from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
@@ -115,22 +115,29 @@ class Job:
             check_origin(self.path, appender.chain.origin, self.recipe)
             root = appender.chain.root_header
             check_order(appender.chain, not self.since or root is None or root.number < self.since)
-            has_keys = self.keyed is not None or self.todo is not None
-            if self.head.length is not None and not has_keys:
-                self._lengthen(appender, self.head.length)
-                check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)
+            has_keys = self.keyed is not None or self.todo is not None
+            length = None if has_keys else self.head.length
+            if length is not None and not self._grows(appender.chain, length):
+                check_length(self.path, appender.chain.length, length)
+            appender.recover()
+            if length is not None:
+                if self._grows(appender.chain, length):
+                    self._lengthen(appender, length)
+                check_length(self.path, appender.chain.length, length)
         return appender
 
-    def _lengthen(self, appender: Appender, length: int) -> None:
-        chain = appender.chain
+    def _grows(self, chain: Chain, length: int) -> bool:
         # One that was written without a dataset is as long as what it holds, until it gets one.
         present = chain.end_index if chain.length is None else chain.length
-        if present < length and (self.options.grow or chain.length is None):
-            changes: dict[str, Any] = {"length": length}
-            if chain.origin.fingerprint is not None and self.recipe is not None:
-                changes["fingerprint"] = self.made_by(chain.origin.fingerprint)
-            appender.amend(**changes)
+        return present < length and (self.options.grow or chain.length is None)
+
+    def _lengthen(self, appender: Appender, length: int) -> None:
+        changes: dict[str, Any] = {"length": length}
+        found = appender.chain.origin.fingerprint
+        if found is not None and self.recipe is not None:
+            changes["fingerprint"] = self.made_by(found)
+        appender.amend(**changes)
 
     def made_by(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the fingerprint of the source, with the first sample and the state that an archive has noted.

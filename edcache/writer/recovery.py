@@ -2,9 +2,12 @@
 
 A file without a sample is begun again. Behind the last entry of a chain stands a torn tail, which the next writer cuts
 off: of a killed writer it has no sample (format/tail.py). A power cut may take a header, and leave whole chunks behind
-it; and it may take records of a chunk. The sound records of all of these are appended again, and a note names the
-entries that are lost. Before a cut, these bytes and the head are copied to a file beside, at the same offsets. A second
-crash then loses nothing, and `edcache copy --skip-damaged` reads its samples too.
+it; and it may take records of a chunk, or the end of the file. The sound records of all of these are appended again,
+and a note names the entries that are lost. Before a cut, these bytes and the head are copied to a file beside, at the
+same offsets. A second crash then loses nothing, and `edcache copy --skip-damaged` reads its samples too.
+
+What must never happen: that an entry which stands in its place is cut off, or a file with one is begun again, unless
+its bytes are beside.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from edcache.base import (
     OptionError,
     PartialArchiveWarning,
 )
-from edcache.format import HEAD_NAME, PAGE, Chain, Head, Header
+from edcache.format import HEAD_NAME, PAGE, Chain, Head, Header, PRead
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 
@@ -36,6 +39,9 @@ _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
 _SECTOR: Final = 512
 _COPIED_NBYTES: Final = 1 << 24
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
+_ALONE: Final = format.CHUNK, format.NOTE, format.PART
+_IN_HEAD: Final = bytes([0, *b"\n", *range(0x20, 0x7F)])
+"""Bytes of the JSON of a head, or of a head whose sectors a power cut took. Each entry has others, and each table."""
 
 
 def check_writable(chain: Chain) -> None:
@@ -51,6 +57,21 @@ def check_compression(head: Head, where: str) -> None:
     except OptionError:
         what = f"the compression {str(head.compression)[:80]!r} for writing"
         raise LaterReleaseError.needing(what).within(where, where) from None
+
+
+def check_seal(chain: Chain, pread: PRead) -> None:
+    """Compare with their crc32s the entries that the last root names and the next seal reads.
+
+    Cost: reads 24 bytes a sample, the label columns and the keys. Raises: CorruptArchiveError.
+    """
+    for entry in [] if chain.root is None else chain.listed(chain.root):
+        is_read = entry.kind in (format.INDEX, format.COLUMN, format.KEYS)
+        if is_read and format.payload_crc32(pread, entry) != entry.crc32:
+            raise CorruptArchiveError(
+                f"{chain.where}: {entry.name} at offset {entry.payload_offset:,} fails its crc32, and the next seal "
+                f'needs it; "edcache copy {chain.where} -o NEW --skip-damaged" keeps what is sound',
+                path=chain.where,
+            )
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
@@ -90,7 +111,7 @@ def _may_hold_samples(file: File, chain: Chain) -> bool:
 
     A torn tail has no sample. It must not count: the next open, which finds it cut off, would say something else.
     """
-    if storage.exists(file.absolute + storage.RECOVERY) or _has_samples(file, chain):
+    if storage.exists(file.absolute + storage.RECOVERY) or _holds_entries(file, chain):
         return True
     is_fresh = storage.is_fresh(file)
     return format.find_damage(chain, file.pread, file.next_data, file.size(), is_fresh) is not None
@@ -105,8 +126,9 @@ def never_created(path: str) -> bool:
 def lacks_head(file: File, head: Head | None = None) -> bool:
     """True if a file has no whole head, and may be begun again: its creator died before it had written one.
 
-    A kill leaves the first bytes of a head; after a power cut any of these may be zeros. Other bytes are a file of
-    somebody else, which is not touched.
+    A kill leaves the first bytes of a head; after a power cut any sectors of it may be zeros, or as the disk was.
+    Nothing in such a file can be a sample: behind the header of a head, which says how long it is, stands no entry;
+    without that header there are zeros and text alone. Any other file is not touched.
 
     Args:
         head: the one that would be written: a file of zeros that is longer is somebody else's too.
@@ -114,25 +136,25 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
     size = file.size()
     if size > format.MAX_HEAD_NBYTES:
         return False
-    start = file.pread(0, min(size, PAGE))
-    header = format.parse_header(start)
-    if header is not None:
-        if size != header.next:
-            return size < header.next
-        return format.payload_crc32(file.pread, header) != header.crc32
-    if any(start[i] != _HEAD_PREFIX[i] for i in _CONSTANT if i < size):
+    data = file.pread(0, size)
+    header = format.parse_header(data[: format.MAX_HEADER_NBYTES])
+    if header is None:
         most = format.MAX_HEAD_NBYTES if head is None else len(format.pack_head(head))
-        return size <= most and _is_torn_head(file.pread(0, size))
-    return size <= PAGE
+        return size <= most and _is_torn_head(data)
+    is_head = (header.kind, header.number, header.offset, header.is_later) == (format.HEAD, 0, 0, False)
+    if not is_head or size > header.next or format.payload_crc32(file.pread, header) == header.crc32:
+        return False
+    entries = format.later_headers(file.pread, file.next_data, header.payload_offset, size)
+    return next(entries, None) is None
 
 
 def _is_torn_head(data: bytes) -> bool:
-    """True if the first sector of a file has zeros, and the others zeros or the JSON of a head."""
-    return (
-        not data[:_SECTOR].strip(b"\0")
-        and data.replace(b"\0", b"").isascii()
-        and (not data.strip(b"\0") or (len(data) % PAGE == 0 and data.rstrip().endswith(b"}")))
-    )
+    """True if the begin of a head, or zeros in its place, stand before bytes that a head may have."""
+    is_blank = not data[format.header_nbytes(HEAD_NAME) :].translate(None, _IN_HEAD)
+    if data[:_SECTOR].strip(b"\0"):
+        begins = all(data[i] == _HEAD_PREFIX[i] for i in _CONSTANT if i < len(data))
+        return begins and (is_blank or len(data) <= PAGE)  # no entry begins in the first page
+    return is_blank and (not data.strip(b"\0") or len(data) % PAGE == 0)
 
 
 def recovered(file: File, header: Header, newer: Ints) -> list[Chunk]:
@@ -162,19 +184,18 @@ class Aside:
     def __init__(self, file: File, uuid: bytes) -> None:
         self._file = file
         found = format.later_headers(file.pread, file.next_data, format.PAGE, file.size(), uuid)
-        headers = [one for at, one in found if at == one.offset and one.payload_end <= file.size()]
+        headers = [one for at, one in found if at == one.offset]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
-        samples = [one for one in headers if one.kind in (format.CHUNK, format.PART)]
-        plain = [one for one in samples if one.number < first_root]
+        alone = [one for one in headers if one.kind in _ALONE]
+        plain = [one for one in alone if one.number < first_root]
         # A root may name records that no chunk names any more.
-        self._is_all = plain == samples and format.read_root(file.pread, file.size(), file.path) is None
-        self.chunks = [chunk for header in plain for chunk in recovered(file, header, np.empty(0, np.int64))]
+        self._is_all = plain == alone and format.read_root(file.pread, file.size(), file.path) is None
+        chunks = [one for one in plain if one.kind != format.NOTE]
+        self.chunks = [chunk for header in chunks for chunk in recovered(file, header, np.empty(0, np.int64))]
         self.notes = [
             base.loads(file.pread(one.payload_offset, one.nbytes))
-            for one in headers
-            if one.kind == format.NOTE
-            and one.number < first_root
-            and format.payload_crc32(file.pread, one) == one.crc32
+            for one in plain
+            if one.kind == format.NOTE and format.payload_crc32(file.pread, one) == one.crc32
         ]
 
     @classmethod
@@ -186,7 +207,7 @@ class Aside:
             archive, or of a recovery that died before it changed this one.
         """
         path, uuid = archive.absolute + storage.RECOVERY, chain.head.uuid
-        is_there, is_needed = storage.exists(path), is_needed or _has_samples(archive, chain)
+        is_there, is_needed = storage.exists(path), is_needed or _holds_entries(archive, chain)
         if not is_there and not is_needed:
             return None
         file = File.open(path, "a")
@@ -238,16 +259,16 @@ def _uuid_of(file: File) -> bytes | None:
         return None
 
 
-def _has_samples(file: File, chain: Chain) -> bool:
-    """True if chunks stand behind the end of a chain, or a seal, which may name records that no chunk names."""
+def _holds_entries(file: File, chain: Chain) -> bool:
+    """True if entries that stand alone follow the end of a chain, or a seal.
+
+    The seal may name records that no chunk names. Of an entry that the file does not hold whole, records may be sound.
+    """
     size = file.size()
     later = format.later_headers(file.pread, file.next_data, chain.end, size, chain.head.uuid)
-    has_chunk = any(
-        header.kind in (format.CHUNK, format.PART) and at == header.offset and header.payload_end <= size
-        for at, header in later
-    )
+    alone = any(header.kind in _ALONE and at == header.offset for at, header in later)
     sealed = format.read_root(file.pread, size, file.path)
-    return has_chunk or (sealed is not None and sealed[1].offset > chain.end)
+    return alone or (sealed is not None and sealed[1].offset > chain.end)
 
 
 def _copy(source: File, target: File, start: int, stop: int) -> None:

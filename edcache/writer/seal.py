@@ -96,17 +96,23 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
     Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive.
     After a StorageError all of it is there or none.
     """
+    _check_sealed(appender)  # before a torn tail is cut off
     with appender.appending():
-        root = appender.chain.root
-        if root is None or not appender.chain.is_settled:
-            raise ArchiveError(
-                f"{appender.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
-                "CachedDataset(source, path) or warmup()",
-                path=appender.path,
-            )
+        root = _check_sealed(appender)
         dropped = [name for name in change.dropped if name in root.labels]
         if change.labels.num_columns or dropped:
             _seal(appender, replace(change, dropped=dropped))
+
+
+def _check_sealed(appender: Appender) -> Root:
+    chain = appender.chain
+    if chain.root is None or not chain.is_settled:
+        raise ArchiveError(
+            f"{appender.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
+            "CachedDataset(source, path) or warmup()",
+            path=appender.path,
+        )
+    return chain.root
 
 
 def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -> None:

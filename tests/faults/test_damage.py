@@ -76,6 +76,7 @@ def test_chunks_behind_a_header_that_a_power_cut_took_are_kept(garbage: bytes) -
     disk = MemoryDisk({PATH: data}, rebooted=True)
     with replace_system(disk):
         with closing(Appender.open(PATH, Head(bytes(16)), mode="a")) as appender:
+            appender.recover()
             assert appender.first_lost() == 3
         assert disk.files().keys() == {PATH}
         with warnings.catch_warnings():

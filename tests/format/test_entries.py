@@ -122,6 +122,11 @@ def test_the_head_names_what_is_wrong_with_it():
         ),
         (data[:100] + bytes(3996), CorruptArchiveError, changed),
         (other.getvalue(), CorruptArchiveError, changed),
+        (
+            bytes(sealed()[0].data[sealed()[0].headers[-1].offset :]),
+            CorruptArchiveError,
+            "the head at offset 0 is gone: root.json stands there",
+        ),
         (data[:-1] + b"x", CorruptArchiveError, r"the head's 3,\d+ bytes fail their crc32"),
     ):
         with pytest.raises(error, match=message) as raised:
@@ -377,6 +382,12 @@ def test_a_root_reads_back_from_the_end_of_a_file(changes):
     data = bytes(archive.data)
     for other in (data[:-1], data + b"\0", data[: place.offset], b"", bytes(70_000), b"PK\5\6" * 200):
         assert format.read_root(reading(other), len(other), "a.zip") is None
+    # A comment points at the root, and stands where the archive does not end.
+    for count in (format.END_NBYTES, format.END_NBYTES + 20, 200, len(data) - place.offset, len(data)):
+        for between in (b"", bytes(8), data[-8:]):
+            other = data + between + data[-count:]
+            assert format.read_root(reading(other), len(other), "a.zip") is None
+    assert format.read_root(reading(data[-format.END_NBYTES :]), format.END_NBYTES, "a.zip") is None
     for at in range(place.offset, place.offset + place.nbytes, 1 + place.nbytes // 50):
         assert format.read_root(reading(flipped(data, at)), len(data), "a.zip") is None
 
@@ -409,7 +420,8 @@ def root_that_says(said):
     """Read a root whose checksum is right, whatever it says."""
     data, payload = bytes(sealed()[0].data), json.dumps(said).encode()
     comment = b"edcache 3 root.json %016x %016x %08x" % (len(data), len(payload), zlib.crc32(payload))
-    data += payload + data[-format.END_NBYTES :][:22] + comment
+    zip64_end, locator = bytes(56), struct.pack("<4sIQI", b"PK\6\7", 0, len(data) + len(payload), 1)
+    data += payload + zip64_end + locator + data[-format.END_NBYTES :][:22] + comment
     root, _ = format.read_root(reading(data), len(data), "a.zip")
     return root
 

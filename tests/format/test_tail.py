@@ -85,13 +85,43 @@ def test_a_payload_without_its_header_is_a_torn_tail(is_fresh):
         assert loss(data[:size]) == (None, [])
 
 
-@BOOTS
-def test_a_file_that_ends_within_a_payload_is_a_torn_tail(is_fresh):
-    """A disk that is full, or a file that was cut: the header is whole, the rest is not there."""
+def test_a_file_that_ends_within_a_payload_was_cut_unless_a_power_cut_took_its_end():
+    """The header is written last: no kill leaves it without its payload."""
     archive = three()
     last = archive.headers[2]
+    told = f"the file ends within {last.name} at offset {last.offset:,}"
     for size in (last.payload_offset, last.payload_offset + 1, last.payload_end - 1):
-        assert damage(archive.data[:size], is_fresh) is None
+        assert damage(archive.data[:size], is_fresh=True) == told
+        assert damage(archive.data[:size], is_fresh=False) is None
+        assert loss(archive.data[:size]) == (None, [])
+
+
+def test_a_file_that_ends_within_a_seal_was_cut_if_the_seal_has_begun():
+    """Its first header is written last of them."""
+    archive = sealed()
+    index, column, root = archive.headers[3:]
+    assert damage(archive.data, is_fresh=True) is None
+    for header in (index, column, root):
+        within = f"the file ends within {header.name} at offset {header.offset:,}"
+        sizes = dict.fromkeys([header.payload_offset, header.payload_end - 1], within)
+        if header is not index:
+            begun = f"no entry fits at offset {header.offset:,}, but a seal has begun before it"
+            sizes |= dict.fromkeys([header.offset - 1, header.offset, header.offset + 100], begun)
+        for size, told in sizes.items():
+            assert damage(archive.data[:size], is_fresh=True) == told
+            assert damage(archive.data[:size], is_fresh=False) is None
+    for size in (index.offset - 1, index.offset, index.offset + 100, root.payload_end):
+        assert damage(archive.data[:size], is_fresh=True) is None
+
+
+def test_of_a_chunk_that_the_file_does_not_hold_whole_the_records_that_it_holds_are_sound():
+    archive = three()
+    header = archive.headers[2]
+    rows = format.read_table(archive.pread, header, "a.zip").rows
+    for kept in range(4):
+        size = int(rows["offset"][kept]) + 100
+        sound = format.find_sound(Bytes(archive.data[:size]).pread, header, "a.zip")
+        assert sound.tolist() == [k < kept for k in range(4)]
 
 
 def sealed(**fields):

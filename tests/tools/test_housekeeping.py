@@ -192,7 +192,7 @@ def test_an_archive_of_which_labels_do_not_go_together_is_listed_with_its_proble
 ) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / "a.zip"
-    monkeypatch.setattr(Appender, "label_schema", lambda appender: None)
+    monkeypatch.setattr(Appender, "label_schema", lambda appender, maker="": None)
     for mode, value in (("x", 1), ("a", "one")):
         with CacheWriter(path, in_memory_keys=["y"], mode=mode) as writer:
             writer.append({"y": value})

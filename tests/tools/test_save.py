@@ -8,7 +8,7 @@ import random
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -333,7 +333,11 @@ def test_an_archive_is_not_replaced_by_fewer_samples_unless_it_is_forced(tmp_pat
         flip(path, fields["offset"] + fields["nbytes"] + 20)
     if "cut" in harm:
         os.truncate(path, fields["offset"] + fields["nbytes"] + 100)
-    before, ds = path.read_bytes(), CachedDataset.from_cache(path, allow_partial=True)
+    told = (
+        pytest.warns(PartialArchiveWarning, match="the file ends within") if harm == "cut" else nullcontext()
+    )
+    with told:
+        before, ds = path.read_bytes(), CachedDataset.from_cache(path, allow_partial=True)
     refused = rf"a\.zip: save\(\) would leave at most {sound} of the {held} samples that it has or had, .*"
     with pytest.raises(ArchiveError, match=f"{refused}; save to another path, or pass force=True") as raised:
         ds.save(path, skip_damaged=True)

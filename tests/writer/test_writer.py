@@ -86,7 +86,7 @@ def test_the_next_index_is_known_while_samples_are_pending(path):
 
 def test_an_exception_leaves_an_unsealed_archive_that_opens_and_continues(path):
     with pytest.raises(RuntimeError, match="in the block"), CacheWriter(path) as w:
-        w.extend("abc")
+        w.extend(["a", "b", "c"])
         raise RuntimeError("in the block")
     assert not Reader(path, allow_partial=True).sealed
     assert contents(path) == {0: "a", 1: "b", 2: "c"}
