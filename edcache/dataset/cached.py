@@ -27,7 +27,7 @@ from edcache.dataset.root import Archive, Reading
 from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
-from edcache.reader import Reader, has_lost_seal
+from edcache.reader import Reader
 from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
@@ -122,13 +122,10 @@ class CachedDataset(Samples[T_co]):
         self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
         try:
-            session = reader.open()
-            is_damaged = options.allow_partial and has_lost_seal(session)
+            reader.open()
         except CorruptArchiveError:
             if not options.allow_partial:
                 raise
-            is_damaged = True
-        if is_damaged:
             reader.skip_damage()  # raises if it is no archive at all
         self._add_keys(spec)
 

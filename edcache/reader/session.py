@@ -113,7 +113,7 @@ class Session:
         self._root: Root | None = None
         self._root_place: Place | None = None
         found = format.read_root(file.pread, self.size, self.path)
-        if found is not None and not (skips_damage and _is_lost(file, found[0])):
+        if found is not None:
             self._root, self._root_place = found
             self.head, end = self._root.head, self.size
         else:
@@ -560,20 +560,6 @@ def skipping_damage(session: Session) -> Session:
     other.skips_damage = True
     vars(other).pop("labels", None)
     return other
-
-
-def has_lost_seal(session: Session) -> bool:
-    """True if an archive ends with a seal that a power cut took, as the files of writer/recovery.py may."""
-    return session.sealed and session.root is not None and _is_lost(session.file, session.root)
-
-
-def _is_lost(file: ByteSource, root: Root) -> bool:
-    """True of a seal that was not synced, whose index fails its crc32, and to which no chain leads."""
-    if root.is_synced or format.stored_crc32(file.pread, *root.index) == root.index.crc32:
-        return False
-    chain = Chain(*format.read_head(file.pread, file.path), file.path)
-    chain.extend(file.pread, file.size())
-    return chain.root != root
 
 
 def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:

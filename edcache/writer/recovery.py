@@ -237,6 +237,10 @@ class Aside:
         a warning. It never keeps its name: after another power cut its samples would be appended behind newer ones.
         """
         archive.sync()
+        size = self._file.size()
+        if format.read_root(self._file.pread, size, self._file.path) is not None:
+            # So that it is read by its entries: of the index of that seal rows may be lost.
+            self._file.truncate(size - format.END_NBYTES)
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)
