@@ -215,7 +215,7 @@ class KeyedCache:
 
         seal: False seals it if no other process uses it and if that pays: for the first time, and when the values that
             were added since the last seal take twice as much of the file, or were added by 1,000 calls. True seals it
-            now, so that it opens as a dataset without a warning, and can be copied.
+            now, so that it is a complete dataset, and can be copied.
         Cost: a seal writes some 65 bytes for each value.
         """
         with self._turn.held():

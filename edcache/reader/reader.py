@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edcache import base, storage
 from edcache.base import ReadOptions
 from edcache.codec import STORED, Decoding
-from edcache.format import KEY_COLUMN, Head, Rows, StoredLabels
+from edcache.format import Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
 from edcache.reader.session import Session, skipping_damage
 from edcache.storage import ByteSource, Location, absolute, located
@@ -305,8 +305,12 @@ class Reader:
 
 
 def _warn_of(session: Session) -> None:
-    """Warn once of an archive that is damaged, or not sealed and without a writer."""
-    if session.sealed or (session.has_writer and not session.damaged):
+    """Warn once of an archive that is damaged, or not sealed and without a writer, but of no KeyedCache.
+
+    That is seldom sealed, and lacks nothing: each call stores its values.
+    """
+    is_whole = session.sealed or session.head.takes_values or session.has_writer
+    if is_whole and not (session.damaged and not session.sealed):
         return
     state = session.path, *session.file.tag()
     base.warn(_partial_text(session), base.PartialArchiveWarning, once=state)
@@ -323,11 +327,9 @@ def _partial_text(session: Session) -> str:
             "or take it as it is: allow_partial=True"
         )
     count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
-    by_key = "a KeyedCache added few values since its seal (its close(seal=True) seals it), or "
-    other = by_key if KEY_COLUMN in dict(session.head.labels) else ""
     return "\n".join(
         [
-            f"{where}: not sealed: {other}its writer was killed or is still at work, or the file was cut; {count} are "
+            f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
             'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there in a '
             f'sealed archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: allow_partial=True',
             *session.damaged,

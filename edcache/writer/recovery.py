@@ -241,6 +241,7 @@ class Aside:
         if format.read_root(self._file.pread, size, self._file.path) is not None:
             # So that it is read by its entries: of the index of that seal rows may be lost.
             self._file.truncate(size - format.END_NBYTES)
+            self._file.sync()
         self._file.close()
         if self._is_all:
             storage.remove(self._file.path)

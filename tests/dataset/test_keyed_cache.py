@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -27,7 +28,6 @@ from edcache.errors import (
     ArchiveError,
     CodecError,
     CorruptRecordError,
-    PartialArchiveWarning,
     StaleArchiveError,
     StorageError,
     UnknownLabelError,
@@ -358,7 +358,8 @@ def test_values_behind_the_seal_are_there_and_a_seal_can_be_asked_for(path):
     cache = KeyedCache(path)
     assert cache.get_or_create(1000, lambda: 5) == 5
     cache.close()
-    with pytest.warns(PartialArchiveWarning, match=r"a KeyedCache added few .*close\(seal=True\) seals it"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         ds = CachedDataset.from_cache(path)
     assert (ds.by_key(1000), len(ds), ds.complete) == (5, 1001, False)
     cache.close()

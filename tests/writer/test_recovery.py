@@ -171,7 +171,9 @@ def test_losses_of_records_tables_and_headers_cost_what_they_hit(path):
         data = bytearray(path.read_bytes())
         for version, (some, chunk) in enumerate(zip(history, chunks(path), strict=True)):
             header = format.parse_header(bytes(data[chunk["offset"] :][:1024]))
-            rows = format.read_table(lambda at, n, _=None, data=data: bytes(data[at : at + n]), header, "").rows
+            rows = format.read_table(
+                lambda at, n, _=None, data=data: bytes(data[at : at + n]), header, ""
+            ).rows
             if rng.random() < 0.15:
                 data[chunk["offset"] : chunk["offset"] + SECTOR] = bytes(SECTOR)
                 continue
