@@ -22,7 +22,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -167,7 +166,7 @@ class SampleRoot:
         known = [part.root.labels for part in self.parts]
         before, made = self._labelled
         if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
-            made = Labels(self.label_table, num_rows=len(self), check_same=partial(_check_same, known))
+            made = Labels(self.label_table, num_rows=len(self))
             self._labelled = known, made
         return made
 
@@ -202,12 +201,6 @@ class SampleRoot:
     def one(self, index: int, fields: Projection | None) -> Any:
         """Read a sample, or some fields of it, before `transform`."""
         return self.records(np.array([index]), fields).samples()[0]
-
-
-def _check_same(parts: Sequence[Labels]) -> None:
-    # Not of the root, which holds the result: the cycle would keep its mappings until the garbage is collected.
-    for labels in parts:
-        origin(labels)[0].check_same()
 
 
 @dataclass(eq=False, repr=False)

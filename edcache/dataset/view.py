@@ -27,7 +27,7 @@ from edcache.dataset.split import oversampled
 from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.format import key_list, shown_key
-from edcache.labels import checked_indices, classes_by, is_array, sorted_by
+from edcache.labels import checked_indices, classes_of, is_array, single_values, sorted_rows
 from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Samples(Readable[T_co]):
 
         Missing values and nans are last, also with descending=True.
         """
-        rows = sorted_by(self.labels, name, "sort_by", descending)
+        rows = sorted_rows(single_values(self.labels, name, "sort_by"), descending)
         return self._picked(_step("sort_by", name, **({"descending": True} if descending else {})), rows)
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
@@ -253,7 +253,7 @@ class Samples(Readable[T_co]):
                 as the class does not become larger than the largest.
             seed: see strategy.
         """
-        classes = classes_by(self.labels, name, "oversample")
+        classes = classes_of(single_values(self.labels, name, "oversample"))
         return self._picked(_step("oversample", name), oversampled(classes, strategy, seed), repeats=True)
 
     # ------------------------------------------------------------------------------- by position
@@ -347,7 +347,7 @@ class Samples(Readable[T_co]):
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """Return the class of each sample by a label column, numbered from 0: [len(self)]; None without a name."""
-        return None if name is None else classes_by(self.labels, name, asked_by).codes
+        return None if name is None else classes_of(single_values(self.labels, name, asked_by)).codes
 
     # ------------------------------------------------------------------- fields and transforms
 

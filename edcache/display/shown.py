@@ -14,7 +14,7 @@ from edcache.display import cells
 from edcache.display.histogram import Histogram, histogram
 from edcache.display.media import THUMBNAIL_SIDE, Detokenizer
 from edcache.format import Failure
-from edcache.labels import Labels, matching_rows, sorted_by
+from edcache.labels import Labels, matching_rows, single_values, sorted_rows
 
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
@@ -107,8 +107,9 @@ class Shown:
         if word == "random":
             shuffled: Ints = np.random.default_rng(int(rest)).permutation(rows)
             return shuffled
-        order_: Ints = sorted_by(self._matching_labels(where), rest, "sort_by", word == "down")
-        return rows[order_]
+        column = single_values(self._matching_labels(where), rest, "sort_by")
+        sorted_: Ints = rows[sorted_rows(column, descending=word == "down")]
+        return sorted_
 
     def position(self, where: str, row: int, order: str = "") -> dict[str, Any]:
         """Find the position of a row in the rows of a filter, or of the next one, in an order of any one."""

@@ -292,8 +292,7 @@ class StoredLabels:
 
     Args:
         read: reads the bytes of several places, None for one that fails its crc32. where: the archive's path.
-        check_same: raises StaleArchiveError if another archive was written over these bytes.
-    Attributes: schema, num_rows: as of a pyarrow Table. check_same: called behind the last use of a column.
+    Attributes: schema, num_rows: as of a pyarrow Table.
     Raises: CorruptArchiveError, at the first use of a column that is damaged.
     Safety: threads may use it at once; two may then read the same column.
     """
@@ -303,9 +302,8 @@ class StoredLabels:
         root: Root,
         read: Callable[[Sequence[Place]], Sequence[memoryview | None]],
         where: str,
-        check_same: Callable[[], None] = lambda: None,
     ) -> None:
-        self.num_rows, self.check_same = root.length, check_same
+        self.num_rows = root.length
         self._root, self._read, self._where = root, read, where
         self._columns: dict[str, pa.ChunkedArray] = {}
 

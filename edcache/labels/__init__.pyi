@@ -4,6 +4,7 @@ from .collector import collected_columns as collected_columns
 from .column import Classes as Classes
 from .column import classes_of as classes_of
 from .column import comparable as comparable
+from .column import sorted_rows as sorted_rows
 from .given import given_column as given_column
 from .given import given_rows as given_rows
 from .given import given_table as given_table
@@ -13,8 +14,7 @@ from .label_spec import OfIndex as OfIndex
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
 from .labels import checked_indices as checked_indices
-from .labels import classes_by as classes_by
 from .labels import is_array as is_array
 from .labels import origin as origin
-from .labels import sorted_by as sorted_by
+from .labels import single_values as single_values
 from .query import matching_rows as matching_rows

@@ -9,17 +9,15 @@
 - A filter compares columns by Arrow's kernels (query.py, compare.py): no sample is read.
 
 What must never happen: that an array can be written to, since it may be the mapped file; that row i of a dataset is not
-of its sample i; that a value of another archive, which was written over the mapped one, comes out of a function here:
-each of them is `compared`. An array that was handed out before is a view, and shows such values.
+of its sample i.
 """
 
 from __future__ import annotations
 
-import functools
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,18 +25,7 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import Ints, LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
-from edcache.labels.column import (
-    Classes,
-    Description,
-    classes_of,
-    comparable,
-    counted,
-    sorted_rows,
-    summarised,
-)
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
 
 Given: TypeAlias = "pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabels]"
 """Table of labels, or a function that returns it."""
@@ -51,11 +38,9 @@ class LabelColumns:
     Safety: threads may use it at once; two may then read or convert the same column.
     """
 
-    def __init__(
-        self, table: Given, num_rows: int | None, check_same: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, table: Given, num_rows: int | None) -> None:
         self._given = table
-        self._num_rows, self._check_same = num_rows, check_same
+        self._num_rows = num_rows
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._comparable: dict[str, pa.ChunkedArray] = {}
         self._arrays: dict[str, npt.NDArray[Any]] = {}
@@ -71,13 +56,6 @@ class LabelColumns:
     def num_rows(self) -> int:
         """Number of samples of the dataset."""
         return int(self.stored.num_rows) if self._num_rows is None else self._num_rows
-
-    def check_same(self) -> None:
-        """Raise StaleArchiveError if another archive was written over the columns."""
-        if self._check_same is not None:
-            self._check_same()
-        elif isinstance(self.stored, StoredLabels):
-            self.stored.check_same()
 
     @base.once
     def table(self) -> pa.Table:
@@ -128,19 +106,6 @@ def _without_columns(num_rows: int) -> pa.Table:
     return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
-def compared(function: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Labels, P], T]:
-    """Make a function of Labels compare the archive behind its use of the columns; see the rules of the file."""
-
-    @functools.wraps(function)
-    def call(labels: Labels, /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        try:
-            return function(labels, *arguments, **keywords)
-        finally:
-            labels._whole.check_same()
-
-    return call
-
-
 @base.cut_traceback
 class Labels(Mapping[str, npt.NDArray[Any]]):
     """Label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
@@ -150,30 +115,20 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             `StoredLabels` read a column at its first use.
         num_rows: samples of the whole dataset; a table without columns does not tell it.
         rows: of a view its rows in the table, int64; see `take`.
-        check_same: of columns that are made of mapped archives; None asks `StoredLabels`, if they are that.
 
     Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
     lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
-    is nan in a float array, NaT in an array of times, and None in an object array of any other type. Raises
-    StaleArchiveError if another archive was written over the one of the columns. Views show it that were returned
-    before.
+    is nan in a float array, NaT in an array of times, and None in an object array of any other type.
     """
 
     def __init__(
-        self,
-        table: Given | LabelColumns,
-        *,
-        num_rows: int | None = None,
-        rows: Ints | None = None,
-        check_same: Callable[[], None] | None = None,
+        self, table: Given | LabelColumns, *, num_rows: int | None = None, rows: Ints | None = None
     ) -> None:
-        whole = table if isinstance(table, LabelColumns) else LabelColumns(table, num_rows, check_same)
-        self._whole = whole
+        self._whole = table if isinstance(table, LabelColumns) else LabelColumns(table, num_rows)
         self._rows = rows
         self._arrays: dict[str, npt.NDArray[Any]] = {}  # of a view
 
     @base.cut_traceback
-    @compared
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return the column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
 
@@ -223,14 +178,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """Names and types of the columns as a pyarrow Schema; reads no column."""
         return self._whole.stored.schema
 
-    @property
-    @compared
+    @base.once
     def table(self) -> pa.Table:
         """All columns as a pyarrow Table. A view copies its rows once."""
-        return self._table
-
-    @base.once
-    def _table(self) -> pa.Table:
         if self._rows is None:
             return self._whole.table
         return take_rows(self._whole.table, self._rows) if len(self) else _without_columns(len(self._rows))
@@ -247,7 +197,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         positions = checked_indices(indices, self.num_rows)
         return Labels(self._whole, rows=positions if self._rows is None else self._rows[positions])
 
-    @compared
     def describe(self) -> Description:
         """Summarize each column: type, nulls, distinct values, minimum, maximum, most frequent value.
 
@@ -256,7 +205,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._whole.read(self)
         return Description(summarised(name, self.column(name)) for name in self)
 
-    @compared
     def unique(self, name: str) -> npt.NDArray[Any]:
         """Return the sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
 
@@ -269,17 +217,14 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         rows = from_numpy(sorted_rows(values, descending=False), pa.int64())
         return np.array(to_numpy(values.chunk(0).take(rows), nullable=False))
 
-    @compared
     def counts(self, name: str) -> dict[Any, int]:
         """Return {value: number of samples}, most frequent first; None: missing values. Raises: as `unique`."""
         return counted(classes_of(single_values(self, name, "counts")))
 
-    @compared
     def column(self, name: str) -> pa.ChunkedArray:
         """Return the column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
         return _taken(self._whole.column(name), self._rows)
 
-    @compared
     def to_list(self, name: str) -> list[Any]:
         """Return the column as a list of Python values. Times beyond Python's range are numpy values."""
         try:
@@ -302,18 +247,6 @@ def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
     """Return a column in comparable form (see column.py), made once for all views."""
     whole, rows = origin(labels)
     return _taken(whole.comparable(name), rows)
-
-
-@compared
-def sorted_by(labels: Labels, name: str, asked_by: str, descending: bool = False) -> Ints:
-    """Return the rows in the order of a column, as `sorted_rows`. Raises: as `single_values`."""
-    return sorted_rows(single_values(labels, name, asked_by), descending)
-
-
-@compared
-def classes_by(labels: Labels, name: str, asked_by: str) -> Classes:
-    """Find the distinct values of a column. Raises: as `single_values`."""
-    return classes_of(single_values(labels, name, asked_by))
 
 
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:

@@ -23,14 +23,13 @@ from edcache.base import (
 )
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
 from edcache.labels.compare import ComparedColumn, Mask, Truth, both, true_rows
-from edcache.labels.labels import Labels, checked_indices, comparable_column, compared, origin
+from edcache.labels.labels import Labels, checked_indices, comparable_column, origin
 from edcache.labels.where import where_truth
 
 # Values that a message names, and values among which it looks for a misspelt one.
 _NAMED, _SIMILAR = 8, 1000
 
 
-@compared
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Ints:
     """Find the rows of `labels` that fulfil every condition, and `where`.
 

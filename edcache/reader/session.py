@@ -133,9 +133,9 @@ class Session:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
             if self._view is not None and file.is_copy:
-                self.extents.checked(
-                    [self._root.index]
-                )  # mends the rows of a copy, which have no sum of their own
+                # Mends the rows of a copy, which have no sum of their own.
+                is_sound = format.fits_crc32(nbytes, self._root.index.crc32)
+                self.extents.read_many([(start, nbytes)], [is_sound])
             # Without the session: a cycle would keep the mapping until the next garbage collection.
             self.index = RecordIndex.of(self._root, memory, self.extents.read_many)
         else:
@@ -254,7 +254,7 @@ class Session:
             return _sound_labels(self)
         if self._root is None:
             return self._contents.table()
-        return StoredLabels(self._root, self.extents.checked, self.path, self.check_same)
+        return StoredLabels(self._root, self.extents.copied, self.path)
 
     @once
     def keys(self) -> KeyTable | None:
@@ -289,11 +289,11 @@ class Session:
 
     def memory(self) -> dict[str, int]:
         """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
-        # Bits of checks, and index and labels if they are not mapped.
+        # Bits of checks, labels, and the index if it is not mapped.
         private = self.index.nbytes + self.checks.nbytes
+        private += int(self.labels.nbytes) if "labels" in vars(self) else 0
         if not self.sealed or self._view is None:
             rows = self.index.memory
-            private += int(self.labels.nbytes) if "labels" in vars(self) else 0
             private += 0 if rows is None else rows.nbytes
         return {"mapped": 0 if self._view is None else self.nbytes, "private": private}
 
@@ -598,7 +598,7 @@ def _sound_labels(session: Session) -> pa.Table:
 def _column(session: Session, name: str) -> Any:
     if session._root is None:
         return session._contents.column(name, 0, session.length)
-    return StoredLabels(session._root, session.extents.checked, session.path).column(name)
+    return StoredLabels(session._root, session.extents.copied, session.path).column(name)
 
 
 def _column_of_records(session: Session, name: str) -> Any:

@@ -85,10 +85,16 @@ class Extents:
             self.file.until_sound(extents, data.copy(), checks)  # what it mends shows in the mapping
         return data
 
-    def checked(self, places: Sequence[Place]) -> list[memoryview | None]:
-        """Read several places together; None for one that fails its crc32."""
+    def copied(self, places: Sequence[Place]) -> list[memoryview | None]:
+        """Copy several places, which are read together; None for one that fails its crc32.
+
+        Raises: StaleArchiveError, as `check_same`. Later no byte of another archive shows in them.
+        """
         checks = [format.fits_crc32(nbytes, crc32) for _, nbytes, crc32 in places]
         data = self.read_many([(at, nbytes) for at, nbytes, _ in places], checks)
+        if self.view is not None:
+            data = [memoryview(bytes(one)) for one in data]
+        self.check_same()
         return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
 
     def is_probe_due(self) -> bool:
