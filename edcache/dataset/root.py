@@ -280,7 +280,7 @@ class Archive(SampleRoot):
         """Publish pending samples of the filler, and close the archive."""
         if self.filler is not None:
             self.filler.close()
-        self._labels = None  # they are views of the mapped file
+        self._labels = None
         self.reader.close()
 
     @property

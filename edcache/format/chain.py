@@ -51,7 +51,8 @@ class Chain:
         first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
         all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it. parts: that
             follow the last index, and wait for the next one.
-        sealed: True if no entry follows the root. is_settled: True if the root tells all that counts.
+        sealed: True if no entry follows the root. is_settled: True if the root tells all that counts: nothing but
+            parts, and what was said of them, follows it.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
         lost: numbers of chunks that a power cut took something from. has_lost: True if it took samples behind the root.
@@ -158,6 +159,7 @@ class Chain:
                 raise ValueError("failures of a source without a name")
             if lost is not None and not (type(lost) is list and all(map(is_count, lost))):
                 raise ValueError("entries that are lost are no numbers")
+        is_of_parts = lost is not None and {one.number for one in self.parts}.issuperset(lost)
         if lost is not None:
             self.forget(lost)
         if length is not None:
@@ -169,7 +171,7 @@ class Chain:
             self.part_failures.setdefault(maker, {}).update(numbered)
             return
         self.failures |= numbered
-        self.is_settled = False
+        self.is_settled = self.is_settled and is_of_parts and length is None and fingerprint is None and not failed
 
     @property
     def root_place(self) -> Place | None:

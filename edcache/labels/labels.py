@@ -1,15 +1,15 @@
 """`Labels`: the label columns of a dataset as numpy arrays, one value per sample.
 
-- A sealed archive has a file of Arrow for each column. At its first use it is read and checked (`StoredLabels`): a view
-  of the mapped file, whose pages all processes share. Of an archive that is not sealed the columns are one table
-  in memory, merged from its chunks (format/contents.py).
+- A sealed archive has a file of Arrow for each column. At its first use it is copied and checked (`StoredLabels`), so
+  that nothing that is written over the file later shows in it. Of an archive that is not sealed the columns are one
+  table, merged from its chunks (format/contents.py).
 - The `Labels` of the whole dataset keep all that they read: columns, their comparable form (column.py), and arrays.
 - A view is the same columns and an array of rows. It takes its rows of a column at their first use, so making one reads
   nothing, and a view of a view has one array of rows too.
 - A filter compares columns by Arrow's kernels (query.py, compare.py): no sample is read.
 
-What must never happen: that an array can be written to, since it may be the mapped file; that row i of a dataset is not
-of its sample i.
+What must never happen: that an array can be written to, since all who ask get the same one; that row i of a dataset is
+not of its sample i.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Session`: the state of an open archive in one process.
 
 Opening looks at the end of the file (format/root.py). A *sealed* archive has its index and its labels as places of the
-file, which are mapped, or fetched when they are needed. Any other one is walked entry by entry, and its rows and labels
-are merged in memory (format/contents.py).
+file: the index is mapped, or fetched when it is needed; labels are copied when they are. Any other one is walked entry
+by entry, and its rows and labels are merged in memory (format/contents.py).
 
 A session gives the same answers for as long as it lives: samples that come later are in another session, which
 `look_again` makes of the file that has the path then:
