@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 from edcache import base, writer
 from edcache.base import (
     CacheOptions,
-    CorruptArchiveError,
     FillOptions,
     OpenOptions,
     OptionError,
@@ -27,7 +26,7 @@ from edcache.dataset.root import Archive, Reading
 from edcache.dataset.view import Samples
 from edcache.identity import Other, Recipe
 from edcache.labels import LabelSpec
-from edcache.reader import Reader, has_lost_seal
+from edcache.reader import Reader
 from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
@@ -99,8 +98,7 @@ class CachedDataset(Samples[T_co]):
         recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
         # Missing samples are computed, or were warned of; max_bytes limits the fill.
         reader = store.reader(replace(provisional(options), preload=options.preload))
-        self._archive = own = Archive(reader, options.transform, options.batch_transform)
-        self._reading, self.path = Reading(own), reader.path
+        own = self._read(reader, options)
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = building = Building(store, source, options, recipe)
@@ -118,29 +116,21 @@ class CachedDataset(Samples[T_co]):
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
-        self._archive = Archive(reader, options.transform, options.batch_transform)
-        self._reading, self.path = Reading(self._archive), reader.path
+        self._read(reader, options)
         # A wrong path fails here, and a later archive at the path is another one.
-        try:
-            session = reader.open()
-            is_damaged = options.allow_partial and has_lost_seal(session)
-        except CorruptArchiveError:
-            if not options.allow_partial:
-                raise
-            is_damaged = True
-        if is_damaged:
-            reader.skip_damage()  # raises if it is no archive at all
+        reader.open_or_salvage() if options.allow_partial else reader.open()
         self._add_keys(spec)
 
-    @property
-    def _reader(self) -> Reader:
-        return self._archive.reader
+    def _read(self, reader: Reader, options: CacheOptions) -> Archive:
+        self._archive = own = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(own), reader.path
+        return own
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Compute the label columns of the options that a complete archive lacks, from its samples."""
         if not spec.names:
             return
-        with base.on_error(self._reader.close):
+        with base.on_error(self._archive.reader.close):
             # Dropped columns do not return.
             session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
@@ -223,12 +213,12 @@ class CachedDataset(Samples[T_co]):
 
         Filled again by keys, an archive has other samples.
         """
-        session = self._reader.session
+        session = self._archive.reader.session
         archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
         return {"archive": archive, **self._archive.settings(), "columns": ["archive"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        is_needed = self._building is not None and not self._reader.complete
+        is_needed = self._building is not None and not self._archive.reader.session.complete
         return vars(self) if is_needed else vars(self) | {"_building": None}
 
     def info(self) -> dict[str, Any]:
@@ -239,7 +229,7 @@ class CachedDataset(Samples[T_co]):
             all processes share, and which are freed when memory is short) and private (bytes of this process alone;
             they do not grow by reading).
         """
-        session = self._reader.session
+        session = self._archive.reader.session
         return {
             "path": self.path,
             "samples": session.length,
@@ -252,7 +242,7 @@ class CachedDataset(Samples[T_co]):
 
     def refresh(self) -> bool:
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
-        return self._archive.refresh()
+        return self._archive.reader.refresh()
 
     def add_labels(
         self,
@@ -330,7 +320,7 @@ class CachedDataset(Samples[T_co]):
         base.check_count("samples", samples)
         source = writer.declared(writer.by_items(source))
         writer.check_source(source, self.path)
-        return writer.compared(source, self._reader, samples)
+        return writer.compared(source, self._archive.reader.session, samples)
 
     @takes(FillOptions)
     def warmup(
@@ -354,7 +344,7 @@ class CachedDataset(Samples[T_co]):
         if building is None:
             if self.complete:
                 return self
-            count = len(self) - self._reader.present
+            count = len(self) - self._archive.reader.session.index.present
             lack = (
                 f"{count:,} samples are missing" if count else "it is not sealed, so samples may be missing,"
             )

@@ -82,7 +82,7 @@ class CachedFactory(Generic[P, T_co]):
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive, is_other = store.found(self._read_options), False
-        if archive is not None and archive.complete and not options.grow:
+        if archive is not None and archive.session.complete and not options.grow:
             verdict = self._check(archive, call, adds=False)
             if verdict == "asks" and self._is_other(archive, call, args, kwargs):
                 verdict = "rebuild"
@@ -103,7 +103,7 @@ class CachedFactory(Generic[P, T_co]):
         job = writer.Job(
             None,
             archive.path,
-            archive.head,
+            archive.session.head,
             LabelSpec({}),
             options=FillOptions.part_of(self.options),
             found=found,
@@ -113,9 +113,9 @@ class CachedFactory(Generic[P, T_co]):
                 with base.foreign_code(self._failure):
                     source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
             except SourceError as error:  # the data may be elsewhere, and is not needed
-                writer.not_compared(job, archive, f"no sample was compared: {error}")
+                writer.not_compared(job, archive.session, f"no sample was compared: {error}")
                 return False
-            writer.check_open(replace(job, source=source), archive)
+            writer.check_open(replace(job, source=source), archive.session)
         except StaleCacheError as error:
             if self._on_stale == "error":
                 raise
@@ -140,7 +140,7 @@ class CachedFactory(Generic[P, T_co]):
         recipe, options, adds = identity.recipe_of(source, call), self.options, True
         origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
-            adds = not archive.complete or (recipe.count or 0) > len(archive)
+            adds = not archive.session.complete or (recipe.count or 0) > archive.session.length
             verdict = self._check(archive, recipe, adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
@@ -167,7 +167,7 @@ class CachedFactory(Generic[P, T_co]):
         on_stale, origin = self._on_stale, archive.session.origin
         found = identity.compare(origin.fingerprint, recipe)
         changed = found.settings
-        changed += label_differences(origin, self.options.in_memory_keys, archive.complete)
+        changed += label_differences(origin, self.options.in_memory_keys, archive.session.complete)
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"

@@ -19,7 +19,6 @@ from .projection import steps as steps
 from .ragged import collate as collate
 from .reader import Reader as Reader
 from .session import Session as Session
-from .session import has_lost_seal as has_lost_seal
 from .several import Beside as Beside
 from .several import Made as Made
 from .several import Records as Records
