@@ -98,7 +98,8 @@ class CachedDataset(Samples[T_co]):
         recipe = writer.chosen_recipe(source, fingerprint, options.num_workers)
         # Missing samples are computed, or were warned of; max_bytes limits the fill.
         reader = store.reader(replace(provisional(options), preload=options.preload))
-        own = self._read(reader, options)
+        self._archive = own = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(own), reader.path
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = building = Building(store, source, options, recipe)
@@ -116,15 +117,11 @@ class CachedDataset(Samples[T_co]):
 
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
-        self._read(reader, options)
+        self._archive = Archive(reader, options.transform, options.batch_transform)
+        self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
         reader.open_or_salvage() if options.allow_partial else reader.open()
         self._add_keys(spec)
-
-    def _read(self, reader: Reader, options: CacheOptions) -> Archive:
-        self._archive = own = Archive(reader, options.transform, options.batch_transform)
-        self._reading, self.path = Reading(own), reader.path
-        return own
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Compute the label columns of the options that a complete archive lacks, from its samples."""

@@ -188,6 +188,7 @@ class Reader:
         Raises:
             StaleArchiveError: another archive is at the path now, or the file changed and was opened
                 with an expected_digest.
+        Warns: as `open_or_salvage`, of an archive that it opened.
         """
         before = self.session
         is_copy = before.file.is_copy
@@ -199,7 +200,9 @@ class Reader:
             if is_newer and self._digest is not None:
                 raise self._stale_error("the file has changed since its digest was checked")
             if is_newer:
-                self._keep(self._session_of(file, before))
+                session = self._session_of(file, before)
+                self._keep(session)
+                _warn_of_damage(session)
             else:
                 file.close()
         return is_newer and not is_copy
@@ -215,10 +218,7 @@ class Reader:
                 return
         self.close()
         self.closed, self._skips_damage = False, True
-        session = self.open()
-        if session.damage is not None:
-            count = f"{session.index.present:,} of {session.length:,} samples"
-            base.warn(f"{self.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
+        _warn_of_damage(self.open())
 
     def skipping_damage(self) -> Reader:
         """Copy the reader; the copy reads the same state of the archive without its damaged parts."""
@@ -238,6 +238,13 @@ class Reader:
 
     def _stale_error(self, why: str) -> StaleArchiveError:
         return StaleArchiveError(f"{self.path}: {why}; open it again", path=self.path)
+
+
+def _warn_of_damage(session: Session) -> None:
+    """Warn of a damaged archive, with the state that is read in spite of it."""
+    if session.damage is not None:
+        count = f"{session.index.present:,} of {session.length:,} samples"
+        base.warn(f"{session.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
 
 
 def _warn_of(session: Session) -> None:

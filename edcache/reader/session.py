@@ -78,7 +78,7 @@ class Session:
     It does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        verify, allow_pickle, decoding: as in `Reader`; a decoding of None is the writer's choice.
+        verify, allow_pickle: as of `ReadOptions`. decoding: of pictures; None is the writer's choice.
         as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
         skips_damage: True leaves out damaged parts, see above.
     Attributes:
@@ -342,7 +342,21 @@ class Session:
         return row
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
-        """Decode one sample, or fields of it; see `Reader.read`."""
+        """Decode one sample.
+
+        Args:
+            index: in [0, length). fields: to be read; None for all.
+            copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
+                unless records are compressed. Do not write to views. They show bytes that are written over the file
+                later.
+        Raises:
+            SampleIndexError: out of range.
+            MissingSampleError: no record yet.
+            CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
+                says 0x9ae0daf0; ...".
+            CodecError: it is a pickle, or its class is not registered.
+            ImageError: "train.zip: sample 17: JPEG does not decode: ...".
+        """
         try:
             record, decoder = self.fetch(index, fields)
             try:
@@ -364,7 +378,7 @@ class Session:
             fields: to be read; only their blocks of a large record are checked.
         Returns:
             Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
-        Raises: as `Reader.read`.
+        Raises: as `read`.
         """
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
@@ -574,12 +588,12 @@ def _sound_labels(session: Session) -> pa.Table:
         try:
             columns[name] = _column(session, name)
         except CorruptArchiveError as error:
-            of_records = None if is_added else _column_of_records(session, name)
-            if of_records is not None:
-                columns[name] = of_records
-                continue
-            text = str(error).removeprefix(f"{session.path}: ").partition(";")[0]
-            base.warn(f"{session.path}: {text}; the column is left out", base.PartialArchiveWarning)
+            column = None if is_added else _column_of_records(session, name)
+            if column is not None:
+                columns[name] = column
+            else:
+                text = str(error).removeprefix(f"{session.path}: ").partition(";")[0]
+                base.warn(f"{session.path}: {text}; the column is left out", base.PartialArchiveWarning)
     return pa.table(columns)
 
 
