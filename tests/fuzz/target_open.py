@@ -85,7 +85,7 @@ def _read_all(reader: Reader, copy: bool) -> None:
     assert (reader.session.sealed, reader.session.damaged, reader.session.nbytes) is not None
     for index in _ends(length):
         with _refused():
-            reader.session.read(index, copy)
+            reader.session.read(index, copy=copy)
     some = np.arange(min(length, _READ), dtype=np.int64)
     with _refused():
         reader.session.group(some).samples()
