@@ -75,7 +75,7 @@ def _failed(path: Path) -> None:
         for i in (0, 2, 5):
             w.write(i, samples.fixed(i))
         w.flush()
-        appender = Appender.open(path, Reader(path).head, mode="a", sync="never")
+        appender = Appender.open(path, Reader(path).session.head, mode="a", sync="never")
         appender.amend(length=7)
         appender.amend(failed=[[i, i == 4, *why] for i, why in samples.FAILED.items()])
         appender.close()
@@ -113,7 +113,7 @@ def _keyed(path: Path) -> None:
     """Samples with a column of keys, which are put in another order: one is left out, and one is there twice."""
     with _writer(path, in_memory_keys={"label": "label", "key": "label"}) as w:
         w.extend(samples.fixed(i) for i in range(10))
-    appender = Appender.open(path, Reader(path).head, mode="a", sync="never")
+    appender = Appender.open(path, Reader(path).session.head, mode="a", sync="never")
     order = Order(np.array(samples.KEYED), fingerprint={"keys": "in another order"})
     seal(appender, find_order=lambda: order)
     appender.close()

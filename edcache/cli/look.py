@@ -28,10 +28,9 @@ _MOST_PARENTS: Final = 8
 _BLOCK: Final = 10_000
 
 
-def open_archive(path: str) -> tuple[Session, label_tables.Labels]:
-    """Open an archive, complete or not, and its labels, without torch."""
-    session = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False)).session
-    return session, label_tables.Labels(lambda: session.labels, num_rows=session.length)
+def open_archive(path: str) -> Session:
+    """Open an archive, complete or not, without torch."""
+    return writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False)).session
 
 
 @click.command()
@@ -50,10 +49,10 @@ def info(paths: Sequence[str], as_json: bool) -> None:
     """
 
     def report(path: str) -> out.Printout:
-        archive, labels = open_archive(path)
+        archive = open_archive(path)
         document = display.summary(archive)
         # Columns of a far archive are not fetched for a look.
-        bars = _label_bars(labels) if sys.stdout.isatty() and not archive.file.by_request else ()
+        bars = _label_bars(archive.labels) if sys.stdout.isatty() and not archive.file.by_request else ()
         return document, chain(_info_lines(document), bars), True
 
     out.print_reports(paths, as_json, report)
@@ -96,7 +95,7 @@ def _parents(fingerprint: Any, child: str, depth: int = 0) -> Iterator[tuple[str
         beside = os.path.join(os.path.dirname(child), os.path.basename(path))
         path = beside if not os.path.exists(path) and os.path.exists(beside) else path
         try:
-            origin = None if scheme_of(path) else open_archive(path)[0].origin
+            origin = None if scheme_of(path) else open_archive(path).origin
             state = "not looked at" if origin is None else _state(origin, known)
         except ArchiveNotFoundError:
             state = "not there"
@@ -190,7 +189,7 @@ def archive_shown(path: str, detokenizer: display.Detokenizer | None = None) -> 
     """Wrap an archive for the viewer."""
     return display.Shown(
         name=shown(path),
-        labels=lambda: open_archive(path)[1],
+        labels=lambda: open_archive(path).labels,
         # Pictures stay files here; the page decodes them within limits.
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
@@ -224,8 +223,8 @@ def labels(path: str, where: str | None, count: str | None, columns: str | None,
     """
     if count is not None and columns is not None:
         raise click.UsageError("--count shows one column; leave --columns out")
-    archive, labels = open_archive(path)
-    indices = archive.index.held()
+    archive = open_archive(path)
+    labels, indices = archive.labels, archive.index.held()
     if where is not None:
         indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
     if count is not None:

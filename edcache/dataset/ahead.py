@@ -69,7 +69,7 @@ def looking_ahead(
 
 def _far_sessions(root: SampleRoot) -> list[Session]:
     """List the sessions of far archives that a look-ahead can fetch from."""
-    found = [reader.session for reader in root.readers if reader.local is not None]
+    found = [reader.session for reader in root.readers if reader.options.local]
     return [session for session in found if session.file.ahead is not None and session.index.present]
 
 

@@ -70,7 +70,8 @@ class ArrayDataset:
         storage_options = None  # a traceback with locals would show credentials
         reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
         reader.as_arrays = True
-        reader.open()  # errors of the archive are raised here
+        # Errors of the archive are raised here.
+        reader.open_or_salvage() if reader.options.allow_partial else reader.open()
         chosen = None if fields is None else Projection(tuple(fields), False)
         self._reading = Reading(Archive(reader, copies=not zero_copy), fields=chosen)
 

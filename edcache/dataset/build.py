@@ -96,7 +96,7 @@ class Building:
         with base.on_error(archive.close):
             is_complete = self._has_all(archive)
             if is_complete or self._is_lazy:
-                writer.check_open(self.job, archive)
+                writer.check_open(self.job, archive.session)
         if is_complete:
             return archive
         archive.close()
@@ -141,7 +141,8 @@ class Building:
 
     def _has_all(self, archive: Reader) -> bool:
         """True if an archive is sealed and has every sample of the source."""
-        if self._keyed is not None and archive.session.origin.keys_digest != self._keyed.digest:
+        session = archive.session
+        if self._keyed is not None and session.origin.keys_digest != self._keyed.digest:
             if self._is_lazy:
                 raise StaleCacheError(
                     f"{archive.path}: made of other samples; fill it without lazy=True",
@@ -149,8 +150,8 @@ class Building:
                     option="lazy",
                 )
             return False
-        is_long = self._keyed is not None or len(archive) >= (self.job.head.length or 0)
-        return archive.complete and is_long
+        is_long = self._keyed is not None or session.length >= (self.job.head.length or 0)
+        return session.complete and is_long
 
     def _is_done(self) -> bool:
         archive = self._find()
@@ -162,8 +163,8 @@ class Building:
         Raises:
             StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
         """
-        path, head, job = archive.path, archive.head, self.job
-        origin = archive.session.origin
+        path, session, job = archive.path, archive.session, self.job
+        head, origin = session.head, session.origin
         try:
             found = writer.check_origin(path, origin, job.recipe)
         except StaleCacheError:
@@ -171,13 +172,13 @@ class Building:
             found = writer.check_origin(path, origin, job.recipe)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
-        if is_compared and not (job.options.grow and len(archive) < length):
-            longer = len(archive) if len(archive) > length else None
-            writer.check_length(path, archive.session.declared_length or longer, length)
+        if is_compared and not (job.options.grow and session.length < length):
+            longer = session.length if session.length > length else None
+            writer.check_length(path, session.declared_length or longer, length)
         # A complete archive gets the label columns that it lacks from its samples.
         names = [name for name, _ in head.labels]
         kept = job.spec.only(names)
-        may_lack = archive.complete and (kept.names or not names)
+        may_lack = session.complete and (kept.names or not names)
         writer.adopt_labels(head, kept if may_lack else job.spec, path)
         writer.check_options(head, path, **self._asked)
         if job.recipe is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 from edcache import base, writer
 from edcache.base import (
     CacheOptions,
-    CorruptArchiveError,
     FillOptions,
     OpenOptions,
     OptionError,
@@ -121,23 +120,14 @@ class CachedDataset(Samples[T_co]):
         self._archive = Archive(reader, options.transform, options.batch_transform)
         self._reading, self.path = Reading(self._archive), reader.path
         # A wrong path fails here, and a later archive at the path is another one.
-        try:
-            reader.open()
-        except CorruptArchiveError:
-            if not options.allow_partial:
-                raise
-            reader.skip_damage()  # raises if it is no archive at all
+        reader.open_or_salvage() if options.allow_partial else reader.open()
         self._add_keys(spec)
-
-    @property
-    def _reader(self) -> Reader:
-        return self._archive.reader
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Compute the label columns of the options that a complete archive lacks, from its samples."""
         if not spec.names:
             return
-        with base.on_error(self._reader.close):
+        with base.on_error(self._archive.reader.close):
             # Dropped columns do not return.
             session = self._archive.reader.session
             known = {*dict(session.label_columns), *dict(session.head.labels)}
@@ -220,12 +210,12 @@ class CachedDataset(Samples[T_co]):
 
         Filled again by keys, an archive has other samples.
         """
-        session = self._reader.session
+        session = self._archive.reader.session
         archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
         return {"archive": archive, **self._archive.settings(), "columns": ["archive"]}
 
     def __getstate__(self) -> dict[str, Any]:
-        is_needed = self._building is not None and not self._reader.complete
+        is_needed = self._building is not None and not self._archive.reader.session.complete
         return vars(self) if is_needed else vars(self) | {"_building": None}
 
     def info(self) -> dict[str, Any]:
@@ -236,7 +226,7 @@ class CachedDataset(Samples[T_co]):
             all processes share, and which are freed when memory is short) and private (bytes of this process alone;
             they do not grow by reading).
         """
-        session = self._reader.session
+        session = self._archive.reader.session
         return {
             "path": self.path,
             "samples": session.length,
@@ -249,7 +239,7 @@ class CachedDataset(Samples[T_co]):
 
     def refresh(self) -> bool:
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
-        return self._archive.refresh()
+        return self._archive.reader.refresh()
 
     def add_labels(
         self,
@@ -327,7 +317,7 @@ class CachedDataset(Samples[T_co]):
         base.check_count("samples", samples)
         source = writer.declared(writer.by_items(source))
         writer.check_source(source, self.path)
-        return writer.compared(source, self._reader, samples)
+        return writer.compared(source, self._archive.reader.session, samples)
 
     @takes(FillOptions)
     def warmup(
@@ -351,7 +341,7 @@ class CachedDataset(Samples[T_co]):
         if building is None:
             if self.complete:
                 return self
-            count = len(self) - self._reader.present
+            count = len(self) - self._archive.reader.session.index.present
             lack = (
                 f"{count:,} samples are missing" if count else "it is not sealed, so samples may be missing,"
             )

@@ -19,7 +19,7 @@ from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillabl
 from edcache.dataset.indexing import T_co
 from edcache.identity import Recipe
 from edcache.labels import LabelSpec
-from edcache.reader import Reader
+from edcache.reader import Reader, Session
 from edcache.storage import cache_folder, shown
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class CachedFactory(Generic[P, T_co]):
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive, is_other = store.found(self._read_options), False
-        if archive is not None and archive.complete and not options.grow:
-            verdict = self._check(archive, call, adds=False)
-            if verdict == "asks" and self._is_other(archive, call, args, kwargs):
+        if archive is not None and archive.session.complete and not options.grow:
+            verdict = self._check(archive.session, call, adds=False)
+            if verdict == "asks" and self._is_other(archive.session, call, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
@@ -96,26 +96,19 @@ class CachedFactory(Generic[P, T_co]):
         return self._filled(store, archive, source, call, is_other)
 
     def _is_other(
-        self, archive: Reader, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, session: Session, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
         """Run the function, and compare a sample by `on_stale`, since something asks; True to build it again."""
-        found = identity.compare(archive.session.origin.fingerprint, call)
-        job = writer.Job(
-            None,
-            archive.path,
-            archive.head,
-            LabelSpec({}),
-            options=FillOptions.part_of(self.options),
-            found=found,
-        )
+        found, options = identity.compare(session.origin.fingerprint, call), FillOptions.part_of(self.options)
+        job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
         try:
             try:
                 with base.foreign_code(self._failure):
                     source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
             except SourceError as error:  # the data may be elsewhere, and is not needed
-                writer.not_compared(job, archive, f"no sample was compared: {error}")
+                writer.not_compared(job, session, f"no sample was compared: {error}")
                 return False
-            writer.check_open(replace(job, source=source), archive)
+            writer.check_open(replace(job, source=source), session)
         except StaleCacheError as error:
             if self._on_stale == "error":
                 raise
@@ -140,8 +133,8 @@ class CachedFactory(Generic[P, T_co]):
         recipe, options, adds = identity.recipe_of(source, call), self.options, True
         origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
-            adds = not archive.complete or (recipe.count or 0) > len(archive)
-            verdict = self._check(archive, recipe, adds)
+            adds = not archive.session.complete or (recipe.count or 0) > archive.session.length
+            verdict = self._check(archive.session, recipe, adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
@@ -159,15 +152,15 @@ class CachedFactory(Generic[P, T_co]):
         options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
         return CachedDataset(source, store, options, fingerprint=origin)
 
-    def _check(self, archive: Reader, recipe: Recipe, adds: bool) -> _Verdict:
+    def _check(self, session: Session, recipe: Recipe, adds: bool) -> _Verdict:
         """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
 
         adds: True if samples may be added to it.
         """
-        on_stale, origin = self._on_stale, archive.session.origin
+        on_stale, origin = self._on_stale, session.origin
         found = identity.compare(origin.fingerprint, recipe)
         changed = found.settings
-        changed += label_differences(origin, self.options.in_memory_keys, archive.complete)
+        changed += label_differences(origin, self.options.in_memory_keys, session.complete)
         if not changed:
             if on_stale == "ignore":
                 return "compare nothing"
@@ -180,9 +173,9 @@ class CachedFactory(Generic[P, T_co]):
         remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
         if not is_other_call:
             remedy += ' (or "ignore", to use it as it is)'
-        message = identity.stale_message(archive.path, recipe, changed, remedy)
+        message = identity.stale_message(session.path, recipe, changed, remedy)
         if on_stale == "error" or (on_stale == "warn" and adds) or (on_stale == "ignore" and is_other_call):
-            raise StaleCacheError(message, path=archive.path, option="on_stale")
+            raise StaleCacheError(message, path=session.path, option="on_stale")
         if on_stale == "warn":
             base.warn(message)
         return "compare nothing"

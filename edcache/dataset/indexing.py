@@ -102,9 +102,7 @@ class Readable(Dataset[T_co]):
         try:
             readers = self._reading.root.readers
             is_near = all(one.session.has_all and one.session.memory()["mapped"] for one in readers)
-            is_plain = not runs_functions(self._reading) and not any(
-                reader.allow_pickle for reader in readers
-            )
+            is_plain = not (runs_functions(self._reading) or any(one.options.allow_pickle for one in readers))
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(repr(self), len(self), self.labels, readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged

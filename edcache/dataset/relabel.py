@@ -89,9 +89,9 @@ def change(archive: Archive, sync: Sync, make: Callable[[], LabelChange]) -> Non
     _check(archive.reader)
     if archive.filler is not None:
         archive.filler.flush()
-        archive.refresh()
+        archive.reader.refresh()
     _publish(archive.reader.session.head, archive.path, sync, make())
-    archive.refresh()
+    archive.reader.refresh()
 
 
 def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
@@ -131,9 +131,9 @@ def _check(reader: Reader) -> None:
             "and upload that"
         )
     options = {
-        "preload=, and a copy is not changed": reader.preload,
-        "local=, which reads a copy": reader.local,
-        "expected_digest=, so that it must stay the file that was published": reader.has_digest,
+        "preload=, and a copy is not changed": reader.options.preload,
+        "local=, which reads a copy": reader.options.local,
+        "expected_digest=, so that it must stay the file that was published": reader.options.expected_digest,
     }
     for option, is_given in options.items():
         if is_given:

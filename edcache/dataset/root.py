@@ -20,7 +20,7 @@ shares.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -133,9 +133,9 @@ class SampleRoot:
         """Archives underneath."""
         return [reader for part in self.parts for reader in part.root.readers]
 
-    def reread(self, change: Callable[[Reader], Reader]) -> SampleRoot:
-        """Copy this root with other readers."""
-        return type(self)([part.reread(change) for part in self.parts])
+    def skipping_damage(self) -> SampleRoot:
+        """Copy this root; the copy reads archives without their damaged parts."""
+        return type(self)([part.skipping_damage() for part in self.parts])
 
     def close(self) -> None:
         """Close the archives underneath; idempotent."""
@@ -217,11 +217,10 @@ class Archive(SampleRoot):
     batch_transform: Transform = None
     copies: bool = True
     filler: LazyFiller | None = None
-    _labels: Labels | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() | {"_labels": None}
-        return state | {"filler": None} if self.filler is not None and self.reader.complete else state
+        state, is_filled = super().__getstate__(), self.filler is None or self.reader.session.complete
+        return state | {"filler": None} if is_filled else state
 
     def __len__(self) -> int:
         return self.reader.session.length
@@ -235,7 +234,7 @@ class Archive(SampleRoot):
         except EdcacheError:  # a traceback may show a dataset that failed to open
             return f"CachedDataset({path!r}, {'closed' if self.reader.closed else 'not open'})"
         lack = "not sealed" if session.has_all else f"{len(self) - session.index.present:,} missing"
-        state = "" if self.reader.complete else f", {lack}"
+        state = "" if session.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({path!r}, {len(self):,} samples{state}{labels})"
 
@@ -258,36 +257,28 @@ class Archive(SampleRoot):
         """Reader of the archive."""
         return [self.reader]
 
-    def reread(self, change: Callable[[Reader], Reader]) -> Archive:
-        """Copy this root with another reader."""
+    def skipping_damage(self) -> Archive:
+        """Copy this root; the copy reads the archive without its damaged parts."""
         other = copy.copy(self)
-        other.reader, other._labels = change(self.reader), None
+        other.reader = self.reader.skipping_damage()
         return other
-
-    def refresh(self) -> bool:
-        """Open later additions to the archive; return True if anything changed."""
-        changed = self.reader.refresh()
-        if changed:
-            self._labels = None
-        return changed
 
     def _look(self) -> None:
         """Take in what other processes, such as workers of a DataLoader, have stored since in a lazy cache."""
-        if self.filler is not None and not self.reader.complete:
-            self.refresh()
+        if self.filler is not None and not self.reader.session.complete:
+            self.reader.refresh()
 
     def close(self) -> None:
         """Publish pending samples of the filler, and close the archive."""
         if self.filler is not None:
             self.filler.close()
-        self._labels = None
         self.reader.close()
 
     @property
     def complete(self) -> bool:
         """True if it is sealed, and every sample has a record or is recorded as absent for good."""
         self._look()
-        return self.reader.complete
+        return self.reader.session.complete
 
     @property
     def missing(self) -> Ints:
@@ -307,9 +298,7 @@ class Archive(SampleRoot):
     @property
     def labels(self) -> Labels:
         """Label columns of the whole archive."""
-        if self._labels is None:
-            self._labels = Labels(lambda: self.reader.session.labels, num_rows=len(self))
-        return self._labels
+        return self.reader.session.labels
 
     def find_keys(self, texts: Sequence[str]) -> Ints:
         """Return the index of the first sample with each key, given as text: int64 [n], -1 for none."""
@@ -351,7 +340,7 @@ class Archive(SampleRoot):
         """Return samples that had no record: read, if another process has stored them since, or else computed."""
         wanted = list(dict.fromkeys(indices))
         if filler.publish(wanted):
-            self.refresh()
+            self.reader.refresh()
         session = self.reader.session
         samples = {index: session.read(index, None) for index in wanted if session.index.has(index)}
         absent = [index for index in wanted if index not in samples]
@@ -359,7 +348,7 @@ class Archive(SampleRoot):
             try:
                 samples[index] = as_read(sample, session.head.codec, self.reader.decoding)
             except ImageError as error:
-                raise session.placed(error, index) from error
+                raise session.checks.placed(error, index) from error
         found = [samples[index] for index in indices]
         return found if fields is None else [fields.of_sample(sample) for sample in found]
 
@@ -435,12 +424,12 @@ class Reading:
         vars(other).update(changes)
         return other
 
-    def reread(self, change: Callable[[Reader], Reader]) -> Reading:
-        """Copy this reading with other readers.
+    def skipping_damage(self) -> Reading:
+        """Copy this reading; the copy reads archives without their damaged parts.
 
         A reading with a transform stays as it is, since its function would get other samples.
         """
-        return self if self.has_transform else self.but(root=self.root.reread(change))
+        return self if self.has_transform else self.but(root=self.root.skipping_damage())
 
     # --- which samples
 

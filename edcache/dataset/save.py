@@ -30,7 +30,7 @@ from edcache.base import (
 )
 from edcache.dataset.root import Reading, Share
 from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
-from edcache.reader import OnProgress, Reader, Row, Session
+from edcache.reader import OnProgress, Row, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
@@ -50,7 +50,7 @@ def save(
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     if skip_damaged:
-        samples = samples.reread(Reader.skipping_damage)
+        samples = samples.skipping_damage()
     records, target = StoredRecords(samples, skip_damaged), storage.local_path(path)
     parts, targets = [range(records.length)], [target]
     over = None
@@ -511,9 +511,7 @@ def _replaceable(target: str, over: Session | None) -> Iterator[None]:
             raise ArchiveError(
                 f"{path}: somebody writes it; save it when that has ended, or to another path", path=path
             )
-        newer = over.look_again()
-        if newer is not None:
-            newer.file.close()
+        if over.is_outdated_by(file):
             raise StaleArchiveError(
                 f"{path}: it changed since it was opened; refresh() it and save it again", path=path
             )

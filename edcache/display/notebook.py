@@ -175,13 +175,14 @@ def _bars(of: Histogram) -> Markup:
 
 def _facts(length: int, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{length:,}"
-    absent = sum(len(archive) - archive.present for archive in archives)
+    sessions = [archive.session for archive in archives]
+    absent = sum(one.length - one.index.present for one in sessions)
     yield "missing", f"{absent:,}" if absent else None
-    failed = sum(len(archive.session.index.failures) for archive in archives)
+    failed = sum(len(one.index.failures) for one in sessions)
     yield "failed", f"{failed:,}" if failed else None
     where = archives[0].path if len(archives) == 1 else f"{len(archives)} archives"
-    yield "archive", f"{where}, {human_bytes(sum(archive.session.size for archive in archives))}"
-    made = archives[0].head.fingerprint or {}
+    yield "archive", f"{where}, {human_bytes(sum(one.size for one in sessions))}"
+    made = sessions[0].head.fingerprint or {}
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
 
 

@@ -171,7 +171,9 @@ class Chain:
             self.part_failures.setdefault(maker, {}).update(numbered)
             return
         self.failures |= numbered
-        self.is_settled = self.is_settled and is_of_parts and length is None and fingerprint is None and not failed
+        self.is_settled = (
+            self.is_settled and is_of_parts and length is None and fingerprint is None and not failed
+        )
 
     @property
     def root_place(self) -> Place | None:

@@ -57,6 +57,11 @@ class LabelColumns:
         """Number of samples of the dataset."""
         return int(self.stored.num_rows) if self._num_rows is None else self._num_rows
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns that are in memory."""
+        return 0 if callable(self._given) else int(self._given.nbytes)
+
     @base.once
     def table(self) -> pa.Table:
         """All columns as they are stored."""

@@ -42,7 +42,7 @@ class Checks:
 
     Args:
         file: read up to `size`. view: its mapping; None checks a record at every read.
-        verify: "touch", "always" or "never", as in `Reader`.
+        verify: "touch", "always" or "never", as of `ReadOptions`.
     Attributes:
         is_done: True if nothing is left to check. is_trusting: True if no record is ever checked.
         bits: one for each sample, set when its record was checked.

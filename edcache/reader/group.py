@@ -34,7 +34,7 @@ import numpy.typing as npt
 from edcache import codec
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, Ints, once
 from edcache.format import LATTICE
-from edcache.reader.checks import Check
+from edcache.reader.checks import Check, Checks
 from edcache.reader.projection import Projection, planned
 from edcache.reader.stored import Piece
 
@@ -63,8 +63,9 @@ class RecordArchive(Protocol):
 
     check_same: Callable[[], None]
 
-    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """Put the place of a record in front of an error's text."""
+    @property
+    def checks(self) -> Checks:
+        """Checks of its records."""
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
@@ -267,7 +268,7 @@ class Group:
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        return self._archive.placed(error, int(self.rows[row]))
+        return self._archive.checks.placed(error, int(self.rows[row]))
 
     def _make_decode(self) -> Callable[[memoryview], Any]:
         """Return the function that decodes a record to a sample, or its fields."""

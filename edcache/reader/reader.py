@@ -1,17 +1,17 @@
-"""`Reader`: the samples of one archive by index."""
+"""`Reader`: one archive to be opened: its address and options, and the session of this process."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from edcache import base, storage
-from edcache.base import ReadOptions
+from edcache.base import CorruptArchiveError, ReadOptions, StaleArchiveError
 from edcache.codec import STORED, Decoding
-from edcache.format import Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.session import Session, skipping_damage
+from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ _OLDER: Final = (
 
 @base.takes(ReadOptions)
 class Reader:
-    """Random access to the samples of one archive, sealed or still growing.
+    """Handle of one archive, sealed or still growing: opens it, and opens it again as it grows.
+
+    It reads nothing: `session`, the open state, has all that the archive has. A function takes the session once.
 
     Args:
         path: a path, or a URL: http, https, s3, gs, hf, or any that fsspec supports. The archive is opened at
@@ -33,6 +35,9 @@ class Reader:
         options: a ReadOptions object. Keywords override its fields.
         storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
         keywords: the fields of ReadOptions.
+    Attributes:
+        decoding: of pictures; None is the writer's choice. as_arrays: True reads tensors as numpy arrays.
+        closed: True if `close` was called.
     Raises, at the first use:
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         StaleArchiveError: it was unpickled, and another archive is at the path now.
@@ -56,32 +61,29 @@ class Reader:
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[base.ReadKeywords],
     ) -> None:
-        if options is None or keywords:
-            options = ReadOptions.of(options, keywords, "Reader")
+        if type(options) is not ReadOptions or keywords:
+            # Without the functions of a dataset, which may be others by the time of a pickle.
+            options = ReadOptions.part_of(ReadOptions.of(options, keywords, "Reader"))
         if not options.local and options.max_bytes is not None:
             raise base.OptionError(
                 f"max_bytes={base.shown(options.max_bytes)}; it limits the copies in local=, give that too",
                 option="max_bytes",
             )
-        self.allow_pickle, self.as_arrays = options.allow_pickle, False
+        self.options = options
+        self._folder = absolute(options.local) if options.local else None
         is_stored = isinstance(options.decode, str) and options.decode == STORED
         self.decoding = None if is_stored else Decoding.of(options.decode)
+        self.as_arrays = self.closed = False
         self._where = located(path, storage_options)
         self.path, self.by_request = self._where.path, self._where.by_request
-        self.preload = options.preload
-        self.local = absolute(options.local) if options.local else None
-        self._max_bytes: Any = options.max_bytes
-        self.verify, self.allow_partial = options.verify, options.allow_partial
         expected = options.expected_digest
-        self._expected_digest = None if expected is None else parse_digest(expected)
-        self.has_digest = expected is not None
+        self._digest = None if expected is None else parse_digest(expected)
         self._proven_nbytes: int | None = None
         self._skips_damage = False
         # Names the copy that the sender of a pickle reads, for this process to read too.
         self._token: Any = None
         self._uuid: bytes | None = None
         self._session: Session | None = None
-        self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
         session = self.session
@@ -99,15 +101,10 @@ class Reader:
     # --- opening ---
 
     @property
-    def closed(self) -> bool:
-        """True if `close` was called."""
-        return self._closed
-
-    @property
     def session(self) -> Session:
         """Session of this process, opened at the first use. A refresh replaces it."""
         session = self._session
-        return self.open() if session is None or self._closed else session
+        return self.open() if session is None or self.closed else session
 
     def open(self) -> Session:
         """Open the archive in this process, unless it is open; errors and warnings as of the class.
@@ -116,60 +113,56 @@ class Reader:
         """
         # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
         session, tries_again = self._session, self.by_request
-        while session is None or self._closed:
-            if self._closed:
+        while session is None or self.closed:
+            if self.closed:
                 raise self._closed_error()
             try:
                 session = self._open_session()
-            except base.StaleArchiveError:  # the object was replaced amid reading: once more
+            except StaleArchiveError:  # the object was replaced amid reading: once more
                 if not tries_again:
                     raise
                 tries_again = False
             else:
-                self._uuid = session.head.uuid
                 self._keep(session)
         return session
 
     def _open_session(self) -> Session:
         file = self._file()
         with base.on_error(file.close):
-            digest = self._expected_digest
+            digest = self._digest
             if digest is not None:
                 # Once for this reader and for its copies in other processes.
                 if self._proven_nbytes is None:
                     self._proven_nbytes = check_digest(file, digest)
                 if file.size() != self._proven_nbytes:
-                    raise base.StaleArchiveError(
-                        f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
-                        "checked; open it again",
-                        path=self.path,
-                    )
+                    sizes = f"{file.size():,} bytes, {self._proven_nbytes:,}"
+                    raise self._stale_error(f"{sizes} when its digest was checked")
             session = self._session_of(file)
             if digest is not None and not session.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, session.head.uuid):
-                raise base.StaleArchiveError(
-                    f"{self.path}: another archive is here now than the one that was opened; open it again",
-                    path=self.path,
-                )
-            if self._uuid is None and not self.allow_partial:
+                raise self._stale_error("another archive is here now than the one that was opened")
+            if self._uuid is None and not self.options.allow_partial:
                 _warn_of(session)
+            self._uuid = session.head.uuid
         return session
 
     def _file(self) -> ByteSource:
         # An unpickled reader opens the same copy as its sender, even if the file has changed since.
-        if self.local is not None:
-            options = {"folder": self.local, "max_bytes": self._max_bytes}
-            return storage.open_copy("local", self._where, self._token, **options)
-        if self.preload is not None:
-            return storage.open_copy(self.preload, self._where, self._token)
+        options = self.options
+        if self._folder is not None:
+            limits = {"folder": self._folder, "max_bytes": options.max_bytes}
+            return storage.open_copy("local", self._where, self._token, **limits)
+        if options.preload is not None:
+            return storage.open_copy(options.preload, self._where, self._token)
         return self._where.open()
 
-    def _session_of(self, file: ByteSource) -> Session:
-        options = self.verify, self.allow_pickle, self.decoding, self.as_arrays
-        session = Session(file, *options, skips_damage=self._skips_damage)
+    def _session_of(self, file: ByteSource, before: Session | None = None) -> Session:
+        options = self.options
+        how = options.verify, options.allow_pickle, self.decoding, self.as_arrays
+        session = Session(file, *how, before=before, skips_damage=self._skips_damage)
         if file.is_copy and not session.sealed:
-            raise base.CorruptArchiveError(
+            raise CorruptArchiveError(
                 f'{self.path}: its end is damaged; run "edcache verify {self.path}"', path=self.path
             )
         return session
@@ -177,7 +170,7 @@ class Reader:
     def _keep(self, session: Session) -> None:
         """Use `session` from now on, unless another thread has closed the reader."""
         self._session = session
-        if self._closed:
+        if self.closed:
             self.close()
             session.file.close()
             raise self._closed_error()
@@ -191,117 +184,63 @@ class Reader:
         Raises:
             StaleArchiveError: another archive is at the path now, or the file changed and was opened
                 with an expected_digest.
+        Warns: as `open_or_salvage`, of an archive that it opened.
         """
         before = self.session
-        if before.file.is_copy:
-            if before.file.by_request:
-                file = before.file.reopened()
-                if file.by_request:
-                    file.close()
-                else:
-                    self._keep(self._session_of(file))
+        is_copy = before.file.is_copy
+        if is_copy and not before.file.by_request:
             return False
-        newer = before.look_again()
-        if newer is None:
-            return False
-        if self._expected_digest is not None:
-            newer.file.close()
-            raise base.StaleArchiveError(
-                f"{self.path}: the file has changed since its digest was checked; open it again",
-                path=self.path,
-            )
-        self._keep(newer)
-        return True
+        file = before.file.reopened()
+        with base.on_error(file.close):
+            is_newer = not file.by_request if is_copy else before.is_outdated_by(file)
+            if is_newer and self._digest is not None:
+                raise self._stale_error("the file has changed since its digest was checked")
+            if is_newer:
+                session = self._session_of(file, before)
+                self._keep(session)
+                _warn_of_damage(session)
+            else:
+                file.close()
+        return is_newer and not is_copy
 
-    def skip_damage(self) -> None:
-        """Open a damaged archive without its damaged parts, as `Session` says.
+    def open_or_salvage(self) -> None:
+        """Open the archive; a damaged one without its damaged parts, as `Session` says.
 
-        Raises: CorruptArchiveError, nothing can be read.
+        Raises: as `open`; CorruptArchiveError, nothing can be read.
         Warns: PartialArchiveWarning, which state of it is read.
         """
-        self._skips_damage = True
-        if self._session is not None:
-            self._session.file.close()
-            self._session = None
-        session = self.open()
-        if session.damage is not None:
-            count = f"{session.index.present:,} of {session.length:,} samples"
-            base.warn(f"{self.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
+        with suppress(CorruptArchiveError):
+            self.open()
+            return
+        self.close()
+        self.closed, self._skips_damage = False, True
+        _warn_of_damage(self.open())
 
     def skipping_damage(self) -> Reader:
         """Copy the reader; the copy reads the same state of the archive without its damaged parts."""
         other = object.__new__(Reader)
-        vars(other).update(vars(self), _skips_damage=True, _session=skipping_damage(self.session))
+        vars(other).update(vars(self), _skips_damage=True, _session=self.session.skipping_damage())
         return other
-
-    def _closed_error(self) -> base.ArchiveError:
-        return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
 
     def close(self) -> None:
         """Close the archive. Arrays that were returned before stay valid. A second call does nothing."""
-        self._closed = True
+        self.closed = True
         session, self._session = self._session, None
         if session is not None:
             session.file.close()
 
-    # --- metadata ---
+    def _closed_error(self) -> base.ArchiveError:
+        return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
 
-    def __len__(self) -> int:
-        return self.session.length
+    def _stale_error(self, why: str) -> StaleArchiveError:
+        return StaleArchiveError(f"{self.path}: {why}; open it again", path=self.path)
 
-    @property
-    def head(self) -> Head:
-        """First entry of the archive: uuid, length, options, fingerprint."""
-        return self.session.head
 
-    @property
-    def sealed(self) -> bool:
-        """True if it was sealed when it was opened or refreshed."""
-        return self.session.sealed
-
-    @property
-    def rows(self) -> Rows:
-        """Index: `format.ROW` [len(self)], mapped or 24 bytes of memory per sample."""
-        return self.session.index.all_rows()
-
-    @property
-    def present(self) -> int:
-        """Number of indices with a record, as far as known."""
-        return self.session.index.present
-
-    @property
-    def complete(self) -> bool:
-        """True if it is sealed, and every index has a record or failed permanently."""
-        return self.session.complete
-
-    def labels(self) -> Any:
-        """Return the label table, a pyarrow Table: row i is sample i, null is a missing label.
-
-        Raises: CorruptArchiveError, a column is damaged.
-        Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
-        """
-        stored = self.session.labels
-        return stored.table if isinstance(stored, StoredLabels) else stored
-
-    # --- samples ---
-
-    def read(self, index: int, copy: bool = True) -> Any:
-        """Decode one sample.
-
-        Args:
-            index: in [0, len(self)).
-            copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
-                unless records are compressed. Do not write to views. They show bytes that are written over the file
-                later.
-        Raises:
-            SampleIndexError: out of range.
-            MissingSampleError: no record yet.
-            CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
-                says 0x9ae0daf0; ...".
-            CodecError: it is a pickle, or its class is not registered.
-            ImageError: "train.zip: sample 17: JPEG does not decode: ...".
-        """
-        return self.session.read(index, copy=copy)
+def _warn_of_damage(session: Session) -> None:
+    """Warn of a damaged archive, with the state that is read in spite of it."""
+    if session.damage is not None:
+        count = f"{session.index.present:,} of {session.length:,} samples"
+        base.warn(f"{session.path}: {session.damage}: {count}; {_OLDER}", base.PartialArchiveWarning)
 
 
 def _warn_of(session: Session) -> None:

@@ -5,14 +5,14 @@ file: the index is mapped, or fetched when it is needed; labels are copied when 
 by entry, and its rows and labels are merged in memory (format/contents.py).
 
 A session gives the same answers for as long as it lives: samples that come later are in another session, which
-`look_again` makes of the file that has the path then:
+`Reader.refresh` makes of the file that has the path then (`is_outdated_by`):
 
-    the same file, no entry more                     None: the old one stays
+    the same file, no entry more                     the old one stays
     the same file, which grew or was sealed          a new session; it goes on with the entries that this one walked
     another file with the same uuid, saved over it   a new session
     any other file                                   StaleArchiveError
 
-`Reader` replaces its session by one assignment. Threads at work keep the old one; its file and its mapping go with the
+It replaces the session by one assignment. Threads at work keep the old one; its file and its mapping go with the
 last object that uses them, such as an array of a sample. What a session learns meanwhile, as checked records and
 decoders, changes no answer: threads share it, and a forked child goes on with it.
 
@@ -58,7 +58,7 @@ from edcache.format import (
     StoredLabels,
     pa,
 )
-from edcache.labels import checked_indices
+from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.group import Group, GroupRecords, loaded
 from edcache.reader.index import RecordIndex, Row
@@ -78,7 +78,7 @@ class Session:
     It does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        verify, allow_pickle, decoding: as in `Reader`; a decoding of None is the writer's choice.
+        verify, allow_pickle: as of `ReadOptions`. decoding: of pictures; None is the writer's choice.
         as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
         skips_damage: True leaves out damaged parts, see above.
     Attributes:
@@ -102,8 +102,8 @@ class Session:
         before: Session | None = None,
         skips_damage: bool = False,
     ) -> None:
-        self.file, self.path, self.verify = file, file.path, verify
-        self._options = verify, allow_pickle, decoding, as_arrays
+        self.file, self.path = file, file.path
+        self._verify, self._decode = verify, (allow_pickle, decoding, as_arrays)
         self.skips_damage = skips_damage
         self.size = file.size()
         self.tables: dict[int, ChunkTable | None] = {}
@@ -147,9 +147,10 @@ class Session:
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
-        if before is not None:
+        known = None if before is None or before.damage is not None else before._chain
+        if before is not None and known is not None and before.file.identity() == file.identity():
             # A growing archive is opened again and again: old entries are read once.
-            chain, self.tables = before.chain.copy(), before.tables
+            chain, self.tables = known.copy(), before.tables
             self.damaged = before.damaged.copy()
         else:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
@@ -202,12 +203,6 @@ class Session:
         return self.chain.origin if self._root is None else self._root.origin
 
     @property
-    def numbered_by(self) -> Place | None:
-        """Place of the index that gave samples their numbers last; None before the first seal."""
-        root = self.chain.root if self._root is None else self._root
-        return None if root is None else root.index
-
-    @property
     def declared_length(self) -> int | None:
         """Samples of the dataset; None for an archive that was written without one."""
         has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)
@@ -248,13 +243,13 @@ class Session:
         return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
 
     @once
-    def labels(self) -> Any:
-        """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
+    def labels(self) -> Labels:
+        """Label columns, with one row per sample; each is read at its first use, but for salvage."""
         if self.skips_damage:
-            return _sound_labels(self)
+            return Labels(_sound_labels(self), num_rows=self.length)
         if self._root is None:
-            return self._contents.table()
-        return StoredLabels(self._root, self.extents.copied, self.path)
+            return Labels(self._contents.table, num_rows=self.length)
+        return Labels(StoredLabels(self._root, self.extents.copied, self.path), num_rows=self.length)
 
     @once
     def keys(self) -> KeyTable | None:
@@ -291,7 +286,7 @@ class Session:
         """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
         # Bits of checks, labels, and the index if it is not mapped.
         private = self.index.nbytes + self.checks.nbytes
-        private += int(self.labels.nbytes) if "labels" in vars(self) else 0
+        private += origin(self.labels)[0].nbytes if "labels" in vars(self) else 0
         if not self.sealed or self._view is None:
             rows = self.index.memory
             private += 0 if rows is None else rows.nbytes
@@ -317,11 +312,7 @@ class Session:
     @once
     def checks(self) -> Checks:
         """Checks of records."""
-        return Checks(self.file, self._view, self.nbytes, self.index, self.verify)
-
-    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
-        """Put the place of a sample in front of an error's text."""
-        return self.checks.placed(error, index)
+        return Checks(self.file, self._view, self.nbytes, self.index, self._verify)
 
     @once
     def _stored(self) -> Stored:
@@ -338,9 +329,9 @@ class Session:
             return decoder
         try:
             text = _schema_text(self, number)
-            return self._decoders.keep(number, codec.decoder_of(text, *self._options[1:]))
+            return self._decoders.keep(number, codec.decoder_of(text, *self._decode))
         except (base.CorruptRecordError, base.LaterReleaseError) as error:
-            raise self.placed(error, index) from error
+            raise self.checks.placed(error, index) from error
 
     def row(self, index: int) -> Row:
         """Return the row of a sample. Raises: SampleIndexError; MissingSampleError without a record."""
@@ -356,7 +347,21 @@ class Session:
         return row
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
-        """Decode one sample, or fields of it; see `Reader.read`."""
+        """Decode one sample.
+
+        Args:
+            index: in [0, length). fields: to be read; None for all.
+            copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
+                unless records are compressed. Do not write to views. They show bytes that are written over the file
+                later.
+        Raises:
+            SampleIndexError: out of range.
+            MissingSampleError: no record yet.
+            CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
+                says 0x9ae0daf0; ...".
+            CodecError: it is a pickle, or its class is not registered.
+            ImageError: "train.zip: sample 17: JPEG does not decode: ...".
+        """
         try:
             record, decoder = self.fetch(index, fields)
             try:
@@ -367,7 +372,7 @@ class Session:
                     return plan.decode(record)
                 return fields.of_sample(decoder.decode(record), dict(self.label_columns))
             except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
-                raise self.placed(error, index) from error
+                raise self.checks.placed(error, index) from error
         finally:
             self.check_same()
 
@@ -378,7 +383,7 @@ class Session:
             fields: to be read; only their blocks of a large record are checked.
         Returns:
             Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
-        Raises: as `Reader.read`.
+        Raises: as `read`.
         """
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
@@ -394,7 +399,7 @@ class Session:
             elif len(data) != decoder.nbytes:
                 decoder.check_nbytes(len(data))
         except base.CorruptRecordError as error:
-            raise self.placed(error, index) from error
+            raise self.checks.placed(error, index) from error
         return data, decoder
 
     # --- many records ---
@@ -496,32 +501,33 @@ class Session:
         is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
         return Group(records, start, indices, self, fields, is_regular=is_regular)
 
-    # --- growth ---
+    # --- growth, and copies ---
 
-    def look_again(self) -> Session | None:
-        """Open a new session if the file has changed; else None."""
-        file = self.file.reopened()
-        with base.on_error(file.close):
-            if file.identity() != self.file.identity():
-                if _is_rewritten(file, self.path, self.head.uuid):
-                    return Session(file, *self._options)
-                raise base.StaleArchiveError(
-                    f"{self.path}: the file was replaced since it was opened; open it again", path=self.path
-                )
-            size = file.size()
-            if self.sealed:
-                has_changed = size != self.size
-            else:
-                # The size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
-                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor, self.path)
-                has_changed = next(entries, None) is not None
-                # An earlier look may have seen the headers of a seal without its end.
-                has_changed = has_changed or format.read_root(file.pread, size, self.path) is not None
-            if not has_changed:
-                file.close()
-                return None
-            before = None if self._chain is None or self.damage is not None else self
-            return Session(file, *self._options, before=before, skips_damage=self.skips_damage)
+    def is_outdated_by(self, file: ByteSource) -> bool:
+        """True if the file that has the path now, open anew, has more than this session, or was saved over it.
+
+        Raises: StaleArchiveError, it is another archive.
+        """
+        if file.identity() != self.file.identity():
+            if _is_rewritten(file, self.path, self.head.uuid):
+                return True
+            raise base.StaleArchiveError(
+                f"{self.path}: the file was replaced since it was opened; open it again", path=self.path
+            )
+        size = file.size()
+        if self.sealed:
+            return size != self.size
+        # The size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
+        entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor, self.path)
+        # An earlier look may have seen the headers of a seal without its end.
+        return next(entries, None) is not None or format.read_root(file.pread, size, self.path) is not None
+
+    def skipping_damage(self) -> Session:
+        """Copy the session; the copy has no damaged label column. Samples keep their numbers."""
+        other = copy.copy(self)
+        other.skips_damage = True
+        vars(other).pop("labels", None)
+        return other
 
 
 def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:
@@ -554,14 +560,6 @@ def _index_of(contents: Contents) -> RecordIndex:
     return RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
 
 
-def skipping_damage(session: Session) -> Session:
-    """Copy a session; the copy has no damaged label column. Samples keep their numbers."""
-    other = copy.copy(session)
-    other.skips_damage = True
-    vars(other).pop("labels", None)
-    return other
-
-
 def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
     """Make a function that reads the table of a chunk; None for a damaged one, which is noted."""
     # Without the session: a cycle would keep the mapping until the next garbage collection.
@@ -586,12 +584,12 @@ def _sound_labels(session: Session) -> pa.Table:
         try:
             columns[name] = _column(session, name)
         except CorruptArchiveError as error:
-            of_records = None if is_added else _column_of_records(session, name)
-            if of_records is not None:
-                columns[name] = of_records
-                continue
-            text = str(error).removeprefix(f"{session.path}: ").partition(";")[0]
-            base.warn(f"{session.path}: {text}; the column is left out", base.PartialArchiveWarning)
+            column = None if is_added else _column_of_records(session, name)
+            if column is not None:
+                columns[name] = column
+            else:
+                text = str(error).removeprefix(f"{session.path}: ").partition(";")[0]
+                base.warn(f"{session.path}: {text}; the column is left out", base.PartialArchiveWarning)
     return pa.table(columns)
 
 

@@ -116,12 +116,11 @@ def note_seconds(job: Job, appender: Appender, seconds: float) -> None:
         appender.amend(fingerprint={**found, identity.ENTRY: FirstSample(seconds).to_json()})
 
 
-def check_open(job: Job, archive: Reader) -> None:
+def check_open(job: Job, session: Session) -> None:
     """Compare a sample of an archive with the source, which this process computes.
 
     Raises: StaleCacheError, it is another one.
     """
-    session = archive.session
     # Nothing is added here: a lazy cache adds samples later, as they are read.
     most = _count(job, session) if _is_due(job, session, adds=False) else 0
     chosen = _chosen(job, session, _tries(job, most))
@@ -140,7 +139,8 @@ def check_before(job: Job, known: Known | None = None) -> None:
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
-        if known is not None and session.numbered_by != numbered_by:
+        root = session.root
+        if known is not None and (None if root is None else root.index) != numbered_by:
             raise other_order(job.path)
         most = _count(job, session) if _is_due(job, session, adds=True) else 0
         if positions is None or places is None:
@@ -151,24 +151,23 @@ def check_before(job: Job, known: Known | None = None) -> None:
         _compare(job, session, pairs, most, _as_a_fill_does)
 
 
-def compared(source: Any, archive: Reader, most: int) -> dict[int, Other]:
+def compared(source: Any, session: Session, most: int) -> dict[int, Other]:
     """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
     Of a stream it is the first one.
     Raises: OptionError, its samples do not repeat, or it is an iterator; StaleCacheError, it has another length; as
         the source.
     """
-    session = archive.session
     if not is_stream(source):
-        check_length(archive.path, session.length, length_of(source, archive.path))
+        check_length(session.path, session.length, length_of(source, session.path))
     if isinstance(source, Iterator):
-        text = f"{archive.path}: the source is an iterator, which gives each sample once"
+        text = f"{session.path}: the source is an iterator, which gives each sample once"
         raise OptionError(f"{text}; give the dataset that makes it")
     first = FirstSample.of(session.origin.fingerprint)
     if first is not None and not first.repeats:
-        text = f"{archive.path}: its samples are other ones each time that they are computed"
+        text = f"{session.path}: its samples are other ones each time that they are computed"
         raise OptionError(f"{text}, so that none can be compared")
-    found, job = {}, Job(source, archive.path, session.head, LabelSpec({}))
+    found, job = {}, Job(source, session.path, session.head, LabelSpec({}))
     for index in sorted(_chosen(job, session, most)):
         stored = _stored(session, index)
         other = _other(session, stored, compute_again(job, index, 1, stored), True)
@@ -258,18 +257,14 @@ def _compare(
         return
     if error_line:
         base.tell(f"{job.path}: {error_line}", False if job.found.asking else job.options.progress)
-    _not_compared(job, session, error_line or "no sample was computed again to compare it")
+    not_compared(job, session, error_line or "no sample was computed again to compare it")
 
 
-def not_compared(job: Job, archive: Reader, why: str) -> None:
+def not_compared(job: Job, session: Session, why: str) -> None:
     """Tell that no sample could be compared though something asks.
 
     Raises: StaleCacheError, the inside of an object of a library has changed; of code it is a warning.
     """
-    _not_compared(job, archive.session, why)
-
-
-def _not_compared(job: Job, session: Session, why: str) -> None:
     if job.options.spot_check is False or get_worker_info() is not None or not base.is_rank_0():
         return  # another process compares
     if not session.index.present:

@@ -185,7 +185,7 @@ def test_a_name_is_the_path_of_a_private_file_that_goes_with_the_last_that_close
     check(cache)
     assert cache.path == path_of(name)
     assert os.stat(storage.memory_folder()).st_mode & 0o777 == 0o700
-    assert (cache.complete, cache._reader.sealed) == (True, True)
+    assert (cache.complete, cache._archive.reader.session.sealed) == (True, True)
     assert [s["name"] for s in cache.filter(y=1)] == [f"né{i}" for i in range(40) if i % 3 == 1]
     again, by_path = CachedDataset.from_cache(name), CachedDataset.from_cache(cache.path)
     cache.close()
@@ -246,7 +246,11 @@ def test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it(name, log
     old = CachedDataset(Source(log=log), name, spot_check=False)
     new = CachedDataset(Source(log=log), name, spot_check=False, keep_existing=False)
     assert computed(log) == sorted([*range(40)] * 2)
-    assert CachedDataset.from_cache(name)._reader.head.uuid == new._reader.head.uuid != old._reader.head.uuid
+    assert (
+        CachedDataset.from_cache(name)._archive.reader.session.head.uuid
+        == new._archive.reader.session.head.uuid
+        != old._archive.reader.session.head.uuid
+    )
     check(old)
     check(new)
     with pytest.raises(StaleArchiveError, match="replaced since it was opened"):
@@ -451,7 +455,7 @@ def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
         while True:
             with suppress(ArchiveNotFoundError, CorruptArchiveError):
                 cache = CachedDataset.from_cache(name, allow_partial=True)
-                check(cache, [i for i in range(length) if cache._reader.session.index.has(i)])
+                check(cache, [i for i in range(length) if cache._archive.reader.session.index.has(i)])
                 say(".")
                 time.sleep(0.001)
                 cache.close()
@@ -565,7 +569,7 @@ def test_jobs_that_start_at_once_make_one_copy_though_the_copier_is_killed(archi
         tell, copier = say, os.getpid() if is_first else 0
         cache = CachedDataset.from_cache(archive, preload="shm")
         check(cache)
-        say("-".join(map(str, cache._reader.session.file.identity())))
+        say("-".join(map(str, cache._archive.reader.session.file.identity())))
         time.sleep(60)
 
     from edcache.backends.shm import memory

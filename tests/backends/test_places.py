@@ -125,7 +125,7 @@ def test_one_sample_is_one_request_for_its_bytes(served):
     ds = opened(served)
     assert same(ds[77], picture(77))
     assert len(served.requests) == 1
-    assert served.sent == ds._reader.rows["nbytes"][77]
+    assert served.sent == ds._archive.reader.session.index.all_rows()["nbytes"][77]
 
 
 def test_a_batch_is_one_concurrent_fetch(served):
@@ -135,7 +135,7 @@ def test_a_batch_is_one_concurrent_fetch(served):
     assert same(ds.batch(indices), default_collate([picture(k) for k in indices.tolist()]))
     assert len(served.requests) == len(indices)
     assert served.most_in_flight > 8
-    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
+    assert served.sent == ds._archive.reader.session.index.all_rows()["nbytes"][indices].sum()
 
 
 def test_neighbours_come_by_one_request(served):
@@ -212,7 +212,10 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
     path = tmp_path / "a.zip"
     data = pictures(path, 4, wide, chunk_size=4)
     reader = Reader(path)
-    start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
+    start, nbytes = (
+        int(reader.session.index.all_rows()["offset"][2]),
+        int(reader.session.index.all_rows()["nbytes"][2]),
+    )
     low, _ = planned(Projection(("small",), False), reader.session.decoder(0, 2)).wanted
     data = flipped(data, start + low)
     assert nbytes > BLOCK_NBYTES
@@ -273,7 +276,9 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
         return
     assert len(here) == len(there)
     for read in (
-        lambda ds: [outcome(lambda k=k: bytes(ds._reader.session.fetch(k)[0]))[0] for k in range(len(ds))],
+        lambda ds: [
+            outcome(lambda k=k: bytes(ds._archive.reader.session.fetch(k)[0]))[0] for k in range(len(ds))
+        ],
         lambda ds: available(ds).batch(range(len(available(ds)))),
         lambda ds: ds.labels.table.to_pydict(),
         lambda ds: edcache.verify(ds.path).problems,
@@ -338,7 +343,7 @@ def test_a_record_of_many_parts_is_whole(tmp_path):
         ds = opened(served)
         assert same(ds[1], large(1))
         assert len(served.requests) == 6
-        nbytes = int(ds._reader.rows["nbytes"][1])
+        nbytes = int(ds._archive.reader.session.index.all_rows()["nbytes"][1])
         assert served.sent == nbytes + behind_nbytes(nbytes)
 
 
@@ -448,7 +453,7 @@ def test_an_object_of_s3_is_read_by_s3fs_and_a_changed_one_is_noticed(served, tm
     served.delay = 0.05
     indices = np.arange(0, COUNT, 40)
     assert ds.batch(indices)["label"].tolist() == indices.tolist()
-    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
+    assert served.sent == ds._archive.reader.session.index.all_rows()["nbytes"][indices].sum()
     assert served.most_in_flight > 12  # s3fs alone would ask for ten at a time
     served.delay = 0
     served.data, served.etag = pictures(tmp_path / "b.zip", COUNT, other), "v2"
@@ -518,7 +523,7 @@ def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, m
     Odd().pipe_file("/b/a.zip", pictures(tmp_path / "a.zip", 30))
     ds = from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
     # A tail so short that this record is not in it.
-    ds._reader.session.file._windows.clear()
+    ds._archive.reader.session.file._windows.clear()
     monkeypatch.setattr(Odd, "does", staticmethod(does))
     with pytest.raises((StorageError, ArchiveNotFoundError), match=message) as raised:
         ds[3]
@@ -560,8 +565,16 @@ def test_credentials_are_sent_and_shown_nowhere(served, caplog):
     headers = served.requests[-1][3]
     assert headers["Authorization"].startswith("Basic ")
     assert headers["X-Key"] == SECRET
-    told = [repr(ds), str(ds), repr(ds._reader), ds.path, ds._reader.path, str(ds.info()), caplog.text]
-    told += [repr(ds.filter(label=3)), repr(pickle.dumps(ds)), repr(vars(ds._reader))]
+    told = [
+        repr(ds),
+        str(ds),
+        repr(ds._archive.reader),
+        ds.path,
+        ds._archive.reader.path,
+        str(ds.info()),
+        caplog.text,
+    ]
+    told += [repr(ds.filter(label=3)), repr(pickle.dumps(ds)), repr(vars(ds._archive.reader))]
     assert [text for text in told if SECRET in text] == []
     assert ds.path == served.url
 
@@ -818,7 +831,7 @@ def test_a_closed_port_is_told():
 def test_a_file_url_is_a_path(local):
     ds = from_cache(local.as_uri())
     assert ds.path == str(local)
-    assert not ds._reader.by_request
+    assert not ds._archive.reader.by_request
 
 
 def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatch):

@@ -91,7 +91,7 @@ def opened(far: Path | str, ssd: Path, **options: Any) -> CachedDataset:
 
 
 def file_of(ds: CachedDataset) -> ReadThrough:
-    file = ds._reader.session.file
+    file = ds._archive.reader.session.file
     assert isinstance(file, ReadThrough)
     return file
 
@@ -129,7 +129,7 @@ def damage(path: Path, start: int, nbytes: int = 1) -> None:
 
 
 def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
-    rows = ds._reader.rows
+    rows = ds._archive.reader.session.index.all_rows()
     return int(rows["offset"][i]), int(rows["nbytes"][i])
 
 
@@ -366,7 +366,7 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     origin = Far(far.read_bytes(), delay=0.001)
     file = open_copy(Place(origin), None, folder=str(ssd))
     session = Session(file)
-    assert session.head == CachedDataset.from_cache(far)._reader.head
+    assert session.head == CachedDataset.from_cache(far)._archive.reader.session.head
     session.group(np.arange(0, COUNT // 3, 7), None)
     offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]
     assert len(offsets) == len(set(offsets)), "each block was fetched once"
@@ -741,7 +741,7 @@ def test_an_open_copy_says_nothing_when_the_process_ends(far, ssd):
 
 def test_a_reader_takes_a_copy_too(far, ssd):
     reader = Reader(far, local=ssd)
-    assert is_sample(reader.read(5), 5, NBYTES)
+    assert is_sample(reader.session.read(5), 5, NBYTES)
     assert reader.session.memory()["mapped"] == 0
     reader.close()
 

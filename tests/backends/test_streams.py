@@ -65,7 +65,7 @@ def read_all(ds: Any) -> None:
 
 
 def file_of(ds: CachedDataset) -> ReadThrough:
-    file = ds._reader.session.file
+    file = ds._archive.reader.session.file
     assert isinstance(file, ReadThrough)
     return file
 

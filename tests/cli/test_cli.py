@@ -216,7 +216,7 @@ def test_a_cachable_call_opens_what_was_built(here):
     cache = digits.cached("train")
     assert computed(here) == []
     assert cache.labels["label"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert cache._reader.head.fingerprint["settings"]["version"] == 2
+    assert cache._archive.reader.session.head.fingerprint["settings"]["version"] == 2
 
 
 def test_a_stale_archive_is_an_error_that_names_the_difference_and_the_option(here):
@@ -274,12 +274,12 @@ def test_a_killed_build_resumes_where_it_stopped(here):
     build = [*BUILD.split(), "--arg", "n=60"]
     process = start(*build, "--chunk-size", 2, cwd=here, env={"SLOW": "0.05"})
     deadline = time.monotonic() + 60
-    while not (here / "out.zip").exists() or Reader("out.zip", allow_partial=True).present < 4:
+    while not (here / "out.zip").exists() or Reader("out.zip", allow_partial=True).session.index.present < 4:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    kept = Reader("out.zip", allow_partial=True).present
+    kept = Reader("out.zip", allow_partial=True).session.index.present
     assert 4 <= kept < 60
     computed(here)
     run(*build)
@@ -381,7 +381,7 @@ def test_info_as_json_has_stable_keys(archive, partial, tmp_path):
     )
     more = "record_nbytes codec compression labels schemas fingerprint"
     assert list(said) == [*keys.split(), *more.split()]
-    nbytes = Reader(archive).rows["nbytes"]
+    nbytes = Reader(archive).session.index.all_rows()["nbytes"]
     sizes = {"total": int(nbytes.sum()), "median": float(np.median(nbytes)), "max": int(nbytes.max())}
     assert said["record_nbytes"] == sizes
     assert sum(schema["samples"] for schema in said["schemas"]) == 10

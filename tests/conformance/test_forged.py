@@ -358,8 +358,8 @@ def _ordeal(path: Path) -> None:
             lambda ds: ds.labels["y"],
             lambda ds: ds.filter("y > 2").indices,
             lambda ds: (
-                ds._reader.session.keys
-                and ds._reader.session.keys.find(format.key_hashes(format.stored_keys([1, "1"])))
+                ds._archive.reader.session.keys
+                and ds._archive.reader.session.keys.find(format.key_hashes(format.stored_keys([1, "1"])))
             ),
         ]
         for read in reads:

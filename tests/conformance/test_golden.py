@@ -170,8 +170,8 @@ def test_the_package_reads_the_expected_samples(name: str, path: Path) -> None:
     assert cache.missing.tolist() == [i for i in range(len(cache)) if i not in expected]
     for i, sample in expected.items():
         assert same(cache[i], sample), i
-    assert cache._reader.sealed == (name not in UNSEALED)
-    assert cache._reader.head.uuid == samples.UUID
+    assert cache._archive.reader.session.sealed == (name not in UNSEALED)
+    assert cache._archive.reader.session.head.uuid == samples.UUID
 
 
 def test_the_package_and_the_reference_reader_read_the_expected_failures(name: str, path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_golden_archive_can_be_continued_and_sealed(name: str, path: Path, tmp
     assert same(cache[index], one_more)
     assert all(same(cache[i], sample) for i, sample in EXPECTED[name].items())
     assert edcache.verify(copy).sound
-    assert cache._reader.sealed
+    assert cache._archive.reader.session.sealed
 
 
 @pytest.mark.parametrize("name", LATER)

@@ -114,7 +114,7 @@ def test_of_several_datasets_an_epoch_is_fetched_ahead_that_reads_a_far_one(far,
 def test_nobody_looks_ahead_before_the_first_batch_of_each_reader_is_there(far, tmp_path, way):
     with serving(far.read_bytes()) as served:
         ds = opened(served.url, tmp_path)
-        prefetch = ds._reader.session.file.ahead
+        prefetch = ds._archive.reader.session.file.ahead
         assert prefetch is not None
 
         def wait() -> None:

@@ -196,7 +196,7 @@ def test_a_batch_of_unlike_samples_is_what_default_collate_makes_of_them(tmp_pat
 
 def test_a_damaged_record_is_named_whichever_archive_it_is_in(two):
     path = two[1].path
-    offset = int(two[1]._reader.rows["offset"][4])
+    offset = int(two[1]._archive.reader.session.index.all_rows()["offset"][4])
     with open(path, "r+b") as file:
         file.seek(offset + 8)
         file.write(b"\xff\xff\xff\xff")

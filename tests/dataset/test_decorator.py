@@ -253,7 +253,7 @@ def test_options_for_reading_hold_for_later_calls(tmp_path: Path) -> None:
         return [{"x": np.arange(4)}]
 
     for _ in range(2):
-        assert data()._reader.verify == "always"
+        assert data()._archive.reader.options.verify == "always"
 
 
 def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
@@ -779,7 +779,7 @@ def test_a_sealed_archive_tells_who_lengthened_it(tmp_path: Path) -> None:
     path, files = tmp_path / "c.zip", list("abcdefgh")
     held(path, Files(files[:2]))
     held(path, Files(files[:5]), grow=True)
-    reader = CachedDataset.from_cache(path)._reader
-    assert (reader.head.length, reader.session.origin.length) == (2, 5)
+    reader = CachedDataset.from_cache(path)._archive.reader
+    assert (reader.session.head.length, reader.session.origin.length) == (2, 5)
     with pytest.raises(StaleCacheError, match="attribute files: "):
         held(path, Files([*files[:4], "x"]))

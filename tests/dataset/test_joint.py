@@ -201,7 +201,7 @@ def test_damage_is_named(tmp_path, verify):
 @pytest.mark.parametrize("verify", ["touch", "never"])
 def test_a_row_that_points_out_of_its_file_is_not_followed(tmp_path, verify):
     paths = several(tmp_path, 2)
-    place = CachedDataset.from_cache(paths[1])._reader.session._root.index
+    place = CachedDataset.from_cache(paths[1])._archive.reader.session._root.index
     data = bytearray(paths[1].read_bytes())
     at = place.offset + 4 * ROW.itemsize
     data[at : at + 8] = (1 << 40).to_bytes(8, "little")

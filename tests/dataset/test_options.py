@@ -78,7 +78,7 @@ def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_pa
     options = CacheOptions(chunk_size=2, in_memory_keys=["y"], transform=len)
     source = [{"y": k} for k in range(5)]
     ds = CachedDataset(source, tmp_path / "a.zip", options, transform=str)
-    assert (ds._reader.session.chunks, list(ds.labels), ds.transform) == (3, ["y"], str)
+    assert (ds._archive.reader.session.chunks, list(ds.labels), ds.transform) == (3, ["y"], str)
     assert CachedDataset(None, tmp_path / "a.zip", options).transform is len
     with CacheWriter(tmp_path / "b.zip", "x", WriteOptions(in_memory_keys=["y"])) as w:
         w.extend(source)
@@ -126,7 +126,7 @@ def test_a_finished_cache_is_opened_once(tmp_path, monkeypatch, way):
 
     monkeypatch.setattr(File, "open", classmethod(counting))
     ds = make()
-    assert (opens, list(ds), ds._reader.verify) == ([path], data(), "always")
+    assert (opens, list(ds), ds._archive.reader.options.verify) == ([path], data(), "always")
 
 
 @pytest.mark.parametrize("way", ["a call", "a source"])

@@ -100,7 +100,7 @@ def test_it_gives_the_batches_orders_and_states_of_a_loader_without_it(archive, 
 
 def test_it_reads_the_archive_once(ds, archive, monkeypatch):
     loader = ds.loader(8, resident=True, shuffle=True)
-    monkeypatch.setattr(type(ds._reader.session), "group", None)
+    monkeypatch.setattr(type(ds._archive.reader.session), "group", None)
     assert sum(len(batch["label"]) for _ in range(2) for batch in loader) == 2 * COUNT
 
 

@@ -41,7 +41,7 @@ class Chunked(SampleRoot):
         self.ranges = [range(length)]
         index = SimpleNamespace(chunk_size=lambda chunks: chunk)
         session = SimpleNamespace(index=index, chunks=0, head=SimpleNamespace(uuid=b""))
-        self.archives = [SimpleNamespace(session=session, local=None)]
+        self.archives = [SimpleNamespace(session=session, options=SimpleNamespace(local=None))]
 
     @property
     def readers(self):
@@ -630,7 +630,7 @@ def test_samples_of_one_chunk_lie_together_in_the_file(tmp_path, tally):
         held = sorted(model.versions, key=lambda k: model.versions[k][-1].record)
         assert np.all(np.diff(numbers[held]) >= 0)
         assert (numbers < 0).sum() == model.length - len(held)
-        assert numbers.max(initial=0) < max(1, ds._reader.session.chunks)
+        assert numbers.max(initial=0) < max(1, ds._archive.reader.session.chunks)
         assert chunks_of(reading_of(ds), np.arange(model.length)[::-3]).tolist() == numbers[::-3].tolist()
         assert chunks_of(reading_of(ds), np.arange(0)).tolist() == []
         tally("archives whose chunks were named")

@@ -452,7 +452,7 @@ def test_always_checks_the_whole_record_and_never_none_of_it(big):
 
 def test_damage_anywhere_in_a_compressed_record_is_met(tmp_path):
     ds = write(tmp_path / "a.zip", map(large, range(2)), compression="zstd")
-    damaged = flipped(ds, 1, int(ds._reader.rows["nbytes"][1]) - 5)
+    damaged = flipped(ds, 1, int(ds._archive.reader.session.index.all_rows()["nbytes"][1]) - 5)
     for read in (lambda: damaged.select("label")[1], lambda: damaged.select("boxes").batch([0, 1])):
         with pytest.raises(CorruptRecordError, match="record 1 at offset"):
             read()

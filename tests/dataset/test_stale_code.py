@@ -468,7 +468,7 @@ def test_an_installed_library_is_not_compared(folder: Path, monkeypatch: pytest.
                 load(folder, app, "").data()
     finally:
         sys.modules.pop("stale_vision", None)
-    assert Reader("a.zip").head.fingerprint["code"].keys() == {"data"}
+    assert Reader("a.zip").session.head.fingerprint["code"].keys() == {"data"}
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_whatever_an_archive_says_of_code_harms_nothing(
     monkeypatch.setattr(import_module("edcache.writer.fill"), "with_first_sample", with_code)
     module = load(folder, APP.format(made="Digits()"), LIB)
     module.data()
-    assert Reader("a.zip").head.fingerprint["code"] == code
+    assert Reader("a.zip").session.head.fingerprint["code"] == code
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(module.data()) == 4
@@ -508,4 +508,4 @@ def test_other_processes_with_another_order_of_imports_see_no_change(folder: Pat
         command = [sys.executable, "-W", "error", *start]
         done = subprocess.run(command, env=seeded, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert {"data", "Shift.__call__", "times"} <= Reader("a.zip").head.fingerprint["code"].keys()
+    assert {"data", "Shift.__call__", "times"} <= Reader("a.zip").session.head.fingerprint["code"].keys()

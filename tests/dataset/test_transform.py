@@ -194,7 +194,7 @@ def test_what_it_raises_is_raised_as_it_is(path):
 
 @pytest.mark.full
 def test_a_damaged_record_is_not_transformed(path):
-    offset = int(CachedDataset.from_cache(path)._reader.rows["offset"][7])
+    offset = int(CachedDataset.from_cache(path)._archive.reader.session.index.all_rows()["offset"][7])
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(b"\xff")

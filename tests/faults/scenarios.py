@@ -236,7 +236,7 @@ def two_writers(notes: Notes) -> None:
 def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
     with closing(edcache.reader.Reader(PATH, allow_partial=True)) as reader:
-        head = reader.head
+        head = reader.session.head
     with closing(Appender.open(PATH, head, mode="a")) as appender:
         appender.amend(length=12)
         failures = [Failure(k, k == 10, "ValueError", "no such file", "") for k in (9, 10)]

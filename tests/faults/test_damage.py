@@ -64,7 +64,7 @@ def test_what_was_synced_behind_damage_is_never_cut(
         mended = edcache.reader.Reader("/disk/mended.zip")
         # A root says where the records lie, whatever the header of their chunk says.
         lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
-        assert (len(mended), mended.session.index.missing().tolist()) == (9, lost)
+        assert (mended.session.length, mended.session.index.missing().tolist()) == (9, lost)
         assert any("no entry fits at offset" in problem for problem in edcache.verify(PATH).problems)
         mended.close()
 

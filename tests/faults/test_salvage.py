@@ -422,3 +422,40 @@ def test_who_saves_a_keyed_cache_that_is_open_is_told_how_to_seal_it(tmp_path: P
         pytest.raises(EdcacheError, match=r"close\(seal=True\) of its KeyedCache"),
     ):
         ds.save(tmp_path / "b.zip")
+
+
+def damaged_root(path: Path) -> bytes:
+    data = bytearray(made(refilled, path))
+    data[entry(data, "root.json") + 300] ^= 1
+    path.write_bytes(data)
+    return bytes(data)
+
+
+OLDER = "if a seal is lost, this is an older state"
+
+
+def test_numpy_shows_of_a_damaged_archive_what_a_dataset_shows(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    damaged_root(path)
+    with pytest.raises(CorruptArchiveError):
+        edcache.numpy.open(path)
+    with pytest.warns(PartialArchiveWarning, match=OLDER):
+        arrays = edcache.numpy.open(path, allow_partial=True)
+    with pytest.warns(PartialArchiveWarning, match=OLDER):
+        ds = opened(path)
+    with arrays, closing(ds):
+        assert [arrays[k]["id"] for k in range(len(arrays))] == [one["id"] for one in ds]
+        assert arrays.labels["y"].tolist() == ds.labels["y"].tolist()
+
+
+def test_a_damaged_archive_that_is_saved_over_by_a_damaged_one_is_read_with_a_warning(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.zip", tmp_path / "b.zip"
+    other.write_bytes(damaged_root(path))
+    with pytest.warns(PartialArchiveWarning, match=OLDER):
+        ds = opened(path)
+    with closing(ds):
+        before = [one["id"] for one in ds]
+        other.replace(path)
+        with pytest.warns(PartialArchiveWarning, match=OLDER):
+            assert ds.refresh()
+        assert [one["id"] for one in ds] == before

@@ -162,7 +162,7 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_there_once() -> None:
             w.append({"x": w.next_index})
         with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
             assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
-            assert cache._reader.session.chunks == 2
+            assert cache._archive.reader.session.chunks == 2
 
 
 def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_closed_archive_is_let_go_without_the_collector(path: Path, seal: bool
     gc.disable()
     try:
         reader = Reader(path, allow_partial=True)
-        assert (reader.read(0), reader.labels().num_rows) == ({"x": 0}, 1)
+        assert (reader.session.read(0), reader.session.labels.table.num_rows) == ({"x": 0}, 1)
         session = weakref.ref(reader.session)
         reader.close()
         del reader

@@ -68,7 +68,7 @@ def fill(indices: range, version: int = 0, seal: bool = True, **more: Any) -> No
 def note() -> None:
     """A longer dataset, of which the last sample failed."""
     with closing(edcache.reader.Reader(PATH, allow_partial=True)) as reader:
-        head = reader.head
+        head = reader.session.head
     with closing(Appender.open(PATH, head, mode="a")) as appender:
         failure = Failure(11, True, "ValueError", "no such file", "")
         appender.amend(length=12, failed=[failure.to_json()])
@@ -143,7 +143,7 @@ def state(cache: CachedDataset) -> State:
             large = [index for index, y in enumerate(labels["y"]) if y is not None and y >= 3]
             assert cache.filter("y >= 3").indices.tolist() == large
         return State(
-            cache._reader.sealed,
+            cache._archive.reader.session.sealed,
             len(cache),
             {i: read(cache, i) for i in available(cache).indices.tolist()},
             labels,

@@ -80,20 +80,20 @@ def _read(path: str, way: str = "mmap", **options: Any) -> None:
 
 
 def _read_all(reader: Reader, copy: bool) -> None:
-    length = len(reader)
-    assert reader.present <= length
-    assert (reader.sealed, reader.session.damaged, reader.session.nbytes) is not None
+    length = reader.session.length
+    assert reader.session.index.present <= length
+    assert (reader.session.sealed, reader.session.damaged, reader.session.nbytes) is not None
     for index in _ends(length):
         with _refused():
-            reader.read(index, copy)
+            reader.session.read(index, copy=copy)
     some = np.arange(min(length, _READ), dtype=np.int64)
     with _refused():
         reader.session.group(some).samples()
     if length <= _LONG:
         with _refused():
-            assert len(reader.session.index.missing()) == length - reader.present
+            assert len(reader.session.index.missing()) == length - reader.session.index.present
         with _refused():
-            table = reader.labels()
+            table = reader.session.labels.table
             assert not table.num_columns or table.num_rows == length
 
 
@@ -159,7 +159,7 @@ def _continue(path: str) -> None:
                 w.abort()
         reader = Reader(path, allow_partial=True)
         try:
-            assert reader.read(place)["s"] == "new"
+            assert reader.session.read(place)["s"] == "new"
         finally:
             reader.close()
 

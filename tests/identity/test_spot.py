@@ -470,7 +470,7 @@ def test_a_changed_source_adds_nothing(path, log, way, begin, kind):
         if kind is Keyed:
             assert path.read_bytes() == before
         with contextlib.closing(Reader(path, allow_partial=True)) as archive:
-            assert archive.present == 5
+            assert archive.session.index.present == 5
         assert sorted(path.parent.iterdir()) == [path]
         ds = CachedDataset(kind(log), path, **options)
     again = taken(log)
@@ -556,7 +556,7 @@ def test_of_several_that_build_anew_at_once_one_does(path, log):
     taken(log)
     with ThreadPoolExecutor(3) as pool:
         made = [pool.submit(CachedDataset, Source(log, slow), path, keep_existing=False) for _ in range(3)]
-        assert len({one.result()._reader.head.uuid for one in made}) == 1
+        assert len({one.result()._archive.reader.session.head.uuid for one in made}) == 1
     assert taken(log).count(COUNT - 1) == 1
 
 

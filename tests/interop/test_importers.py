@@ -67,7 +67,7 @@ def test_an_edflow_zip_reads_back_exactly_with_its_labels(old, path, protocol):
     edflow_zip(old, samples, KEYS, protocol=protocol)
     ds = check(import_cache(old, path, "edflow"), indexed(samples))
     assert ds.complete
-    assert ds._reader.sealed
+    assert ds._archive.reader.session.sealed
     assert list(ds.labels) == KEYS
     for key in KEYS:
         assert ds.labels[key].tolist() == [sample[key] for sample in samples]

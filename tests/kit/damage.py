@@ -19,7 +19,7 @@ def flip(path, *places, mask=1):
 def flip_record(path, *indices, at=0):
     """Flip a bit of the records of these samples, `at` bytes behind their start."""
     with closing(Reader(path, allow_partial=True)) as reader:
-        offsets = [int(reader.rows["offset"][index]) for index in indices]
+        offsets = [int(reader.session.index.all_rows()["offset"][index]) for index in indices]
     flip(path, *(offset + at for offset in offsets))
 
 

@@ -155,7 +155,7 @@ class Known:
         state, cache = self.state, self.cache
         assert len(cache) == len(state)
         assert cache.missing.tolist() == state.absent
-        assert cache.complete == (state.complete and cache._reader.sealed)
+        assert cache.complete == (state.complete and cache._archive.reader.session.sealed)
         assert {failure.index: failure.final for failure in cache.errors} == state.failures
         if state.records:
             assert set(cache.labels) == set(state.labels)
@@ -273,7 +273,7 @@ class Archive(RuleBasedStateMachine):
         if self.state.length is not None:
             self.state.length = len(self.state)
         self.writer = None if is_last else self.writer
-        assert CachedDataset.from_cache(self.path, allow_partial=True)._reader.sealed
+        assert CachedDataset.from_cache(self.path, allow_partial=True)._archive.reader.session.sealed
 
     @has_writer
     @rule()
@@ -353,7 +353,7 @@ class Archive(RuleBasedStateMachine):
     def _is_refused(self, cache: CachedDataset, change: Callable[[], object]) -> bool:
         """Change labels; those of an archive that is not sealed cannot be changed."""
         # A torn tail behind a seal is cut off first.
-        if cache._reader.session.chain.sealed:
+        if cache._archive.reader.session.chain.sealed:
             change()
             return False
         with pytest.raises(ArchiveError, match="not sealed, so its labels cannot be changed"):

@@ -72,7 +72,7 @@ def check(path, expected):
         assert {name: column(cache, name) for name in cache.labels} == expected
         assert cache.info()["labels"] == list(expected)
     assert edcache.verify(path).problems == []
-    for read in [reference.walk, *([reference.read_zip] if cache._reader.sealed else [])]:
+    for read in [reference.walk, *([reference.read_zip] if cache._archive.reader.session.sealed else [])]:
         found = read(path)
         assert set(found.labels) <= set(expected)
         for name, values in expected.items():
@@ -539,7 +539,7 @@ def test_a_damaged_column_is_named_and_the_others_are_kept(tmp_path):
     path, saved = tmp_path / "a.zip", tmp_path / "b.zip"
     expected = everything(path)
     data = path.read_bytes()
-    places = opened(path)._reader.session.chain.root.labels
+    places = opened(path)._archive.reader.session.chain.root.labels
     for name in expected:
         offset, nbytes, _ = places[name].place
         turned = flipped(data, offset + nbytes // 2)
@@ -578,7 +578,7 @@ def test_a_damaged_column_that_came_with_the_samples_is_taken_from_their_chunks(
     write(path, [sample(2)], "a", indices=[2])
     if is_grown:
         make(path, 3, mode="a", seal=False)
-    place = opened(path)._reader.session.root.labels["y"].place
+    place = opened(path)._archive.reader.session.root.labels["y"].place
     sound = flipped(path.read_bytes(), place.offset + place.nbytes // 2)
     expected = [*range(10), *range(3 * is_grown)]
     with warnings.catch_warnings():
@@ -588,7 +588,7 @@ def test_a_damaged_column_that_came_with_the_samples_is_taken_from_their_chunks(
     assert column(opened(saved), "y") == expected
     saved.unlink()
     # Without one of the chunks, nothing is guessed.
-    first = CachedDataset.from_cache(path, allow_partial=True)._reader.session.chain.first.offset
+    first = CachedDataset.from_cache(path, allow_partial=True)._archive.reader.session.chain.first.offset
     path.write_bytes(flipped(sound, first + 20) if not is_grown else flipped(sound, first + 192 + 20))
     with pytest.warns(PartialArchiveWarning, match="'y' at .*; the column is left out"):
         CachedDataset.from_cache(path, allow_partial=True).save(saved, skip_damaged=True)

@@ -191,7 +191,9 @@ def test_labels_are_those_of_a_model(tmp_path_factory, path, several):
         now = path.read_bytes()
         assert now.startswith(sound) or step[0] == "save"
         with CachedDataset.from_cache(path, allow_partial=True) as ds:
-            assert ds._reader.sealed or ended != DONE  # what is torn is cut by the next change
+            assert (
+                ds._archive.reader.session.sealed or ended != DONE
+            )  # what is torn is cut by the next change
             check(ds, model)
         sound = now if ended == DONE else b"" if step[0] == "save" else sound
         assert is_of(reader.labels, model)

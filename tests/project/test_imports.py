@@ -125,13 +125,11 @@ def test_what_an_archive_says_of_itself_takes_no_torch(path):
         "import sys, edcache\n"
         "from edcache import display, labels\n"
         "import edcache.labels, edcache.reader\n"
-        "reader = edcache.reader.Reader(sys.argv[1], allow_partial=True)\n"
-        "columns = edcache.labels.Labels(reader.labels, num_rows=len(reader))\n"
-        "assert labels.matching_rows(columns, {}, 'label >= 4').tolist() == [4, 5]\n"
-        "session = reader.session\n"
+        "session = edcache.reader.Reader(sys.argv[1], allow_partial=True).session\n"
+        "assert labels.matching_rows(session.labels, {}, 'label >= 4').tolist() == [4, 5]\n"
         "fields = display.summary(session)['schemas'][0]['fields']\n"
         "assert {'x.0', 'label', 'name'} < {field['path'] for field in fields}\n"
-        "assert (len(session.index.missing()), session.index.failures, reader.complete) == (0, [], reader.sealed)\n"
+        "assert (len(session.index.missing()), session.index.failures, session.complete) == (0, [], session.sealed)\n"
         "print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)

@@ -77,8 +77,11 @@ class Archive:
         write(path, make, count)
         self.path = path
         with CachedDataset.from_cache(path) as ds:
-            reader = ds._reader
-            indices, rows = reader.session.index.held().tolist(), reader.rows[reader.session.index.held()]
+            reader = ds._archive.reader
+            indices, rows = (
+                reader.session.index.held().tolist(),
+                reader.session.index.all_rows()[reader.session.index.held()],
+            )
             extents = zip(rows["offset"].tolist(), stored_ends(rows).tolist(), strict=True)
             self.extents = dict(zip(indices, extents, strict=True))
             self.chunks = reader.session.chain.chunks
@@ -323,7 +326,11 @@ def test_a_record_that_was_replaced_is_not_looked_at(tmp_path):
     make = fixed(800)
     with CacheWriter(tmp_path / "a.zip", publish_seconds=None, chunk_size=10) as w:
         w.extend(make(k + 100) for k in range(30))
-    old = CachedDataset.from_cache(tmp_path / "a.zip")._reader.rows["offset"].tolist()
+    old = (
+        CachedDataset.from_cache(tmp_path / "a.zip")
+        ._archive.reader.session.index.all_rows()["offset"]
+        .tolist()
+    )
     with CacheWriter(tmp_path / "a.zip", "a", publish_seconds=None) as w:
         for k in range(0, 30, 2):
             w.write(k, make(k))
@@ -339,8 +346,8 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
     w.extend(map(fixed(800), range(50)))
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    assert not ds._reader.sealed
-    start = int(ds._reader.rows["offset"][33])
+    assert not ds._archive.reader.session.sealed
+    start = int(ds._archive.reader.session.index.all_rows()["offset"][33])
     with flipped(tmp_path / "a.zip", [start + 100]):
         for ds in (CachedDataset.from_cache(tmp_path / "a.zip") for _ in range(2)):
             with pytest.raises(CorruptRecordError, match="record 33 at offset"):
@@ -360,7 +367,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
 
 
 def is_done(ds):
-    return ds._reader.session.checks.is_done
+    return ds._archive.reader.session.checks.is_done
 
 
 def one_by_one(ds, indices):
@@ -406,7 +413,7 @@ def test_small_records_of_a_batch_are_checked_with_their_neighbours_in_memory(ar
         with pytest.raises(CorruptRecordError, match="record 5 at offset"):
             ds.batch([4, 5])
     ds = CachedDataset.from_cache(archive.path)
-    monkeypatch.setattr(type(ds._reader.session.file), "are_cached", lambda *_: False)
+    monkeypatch.setattr(type(ds._archive.reader.session.file), "are_cached", lambda *_: False)
     ds.batch([8, 9])
     with flipped(archive.path, [archive.extents[10][0]]), pytest.raises(CorruptRecordError):
         CachedDataset.from_cache(archive.path).batch([10])
@@ -462,7 +469,7 @@ def test_a_large_record_is_done_when_its_last_block_was_read(tmp_path):
             [view[0], *view.__getitems__([1, 2])], [{field: s[field]} for s in map(ds_sample, range(3))]
         )
     assert is_done(ds)
-    assert ds._reader.session.checks.nbytes < 100
+    assert ds._archive.reader.session.checks.nbytes < 100
 
 
 def ds_sample(k):

@@ -93,7 +93,7 @@ def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, way: str
         reader = Reader(path)
 
         def read(reader: Reader = reader) -> None:
-            assert reader.read(7)["x"].tolist() == [7, 7, 7]
+            assert reader.session.read(7)["x"].tolist() == [7, 7, 7]
 
         def refresh(reader: Reader = reader) -> None:
             reader.refresh()
@@ -101,6 +101,6 @@ def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, way: str
         with reading_by(way):
             assert beside([read, read, refresh, refresh], reader.close) == []
         with pytest.raises(ArchiveError, match="closed; open it again to read"):
-            reader.read(0)
+            reader.session.read(0)
     del reader, read, refresh
     assert open_files(path) == []

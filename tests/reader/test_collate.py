@@ -663,7 +663,7 @@ def test_pictures_are_listed(tmp_path, is_lazy):
 
 def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds):
     with open(ds.path, "r+b") as file:
-        file.seek(int(ds._reader.rows["offset"][7]))
+        file.seek(int(ds._archive.reader.session.index.all_rows()["offset"][7]))
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
         edcache.collate(**ALL_WAYS)([batch_of(CachedDataset.from_cache(ds.path), [1, 7])])

@@ -125,11 +125,13 @@ def test_a_seal_in_windows_has_the_rows_and_labels_of_one_at_once(
             write(folder / name, indices, chunk_size)
             write(folder / name, more, chunk_size)
         with closing(Reader(folder / name)) as reader:
-            assert reader.sealed
-            offset = reader.rows["offset"].argsort().argsort()  # columns of several batches are longer
-            others = reader.rows[["nbytes", "schema", "flags"]].tolist()
-            found.append((offset.tolist(), others, reader.labels()["y"].to_pylist()))
-            assert [reader.read(k)[1] for k in reader.session.index.held().tolist()] == [
+            assert reader.session.sealed
+            offset = (
+                reader.session.index.all_rows()["offset"].argsort().argsort()
+            )  # columns of several batches are longer
+            others = reader.session.index.all_rows()[["nbytes", "schema", "flags"]].tolist()
+            found.append((offset.tolist(), others, reader.session.labels.table["y"].to_pylist()))
+            assert [reader.session.read(k)[1] for k in reader.session.index.held().tolist()] == [
                 value for value in found[-1][2] if value is not None
             ]
     assert found[0] == found[1]
@@ -170,16 +172,16 @@ class Follower:
     def __init__(self, path, options):
         CacheWriter(path, **options).abort()
         self.path, self.reader = path, Reader(path, allow_partial=True)
-        assert len(self.reader) == 0
+        assert self.reader.session.length == 0
 
     def check(self):
         assert self.reader.refresh()
         with closing(Reader(self.path, allow_partial=True)) as fresh:
             ours, theirs = self.reader.session, fresh.session
-            assert self.reader.rows.tolist() == fresh.rows.tolist()
+            assert self.reader.session.index.all_rows().tolist() == fresh.session.index.all_rows().tolist()
             same = ("length", "schemas", "failures")
             assert [getattr(ours.index, n) for n in same] == [getattr(theirs.index, n) for n in same]
-            assert self.reader.labels().equals(fresh.labels())
+            assert self.reader.session.labels.table.equals(fresh.session.labels.table)
 
     def close(self):
         self.reader.close()

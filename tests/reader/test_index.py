@@ -138,10 +138,10 @@ def test_a_sealed_and_an_unsealed_archive_have_the_same_rows(tmp_path):
         writer.write(k, {"x": "a" * n})
     writer.flush()
     unsealed = Reader(tmp_path / "a.zip", allow_partial=True)
-    assert not unsealed.sealed
+    assert not unsealed.session.sealed
     writer.close()
     sealed = Reader(tmp_path / "a.zip", allow_partial=True)
-    assert sealed.sealed
+    assert sealed.session.sealed
     held = [0, 1, 2, 5, 7]
     of_unsealed, of_sealed = unsealed.session.index, sealed.session.index
     samples = np.arange(8)
@@ -155,8 +155,8 @@ def test_a_sealed_and_an_unsealed_archive_have_the_same_rows(tmp_path):
     # In the file they are bound to where they stand.
     place = of_sealed.place
     stored = np.frombuffer((tmp_path / "a.zip").read_bytes()[place.offset :][: place.nbytes], ROW)
-    assert np.array_equal(sealed.rows, stored)
-    salt = format.salt(sealed.head.uuid, place.offset)
+    assert np.array_equal(sealed.session.index.all_rows(), stored)
+    salt = format.salt(sealed.session.head.uuid, place.offset)
     assert np.array_equal(format.bound(samples, unbound, salt), stored)
     assert unsealed.session.index.held().tolist() == sealed.session.index.held().tolist() == held
 

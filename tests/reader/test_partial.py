@@ -123,8 +123,10 @@ def judge(opened: Callable[[], Any]) -> str:
         warnings.simplefilter("always")
         try:
             ds = opened()
-            complete, count = ds.complete, len(ds)
-            read = ds.read if isinstance(ds, Reader) else ds.__getitem__
+            if isinstance(ds, Reader):
+                complete, count, read = ds.session.complete, ds.session.length, ds.session.read
+            else:
+                complete, count, read = ds.complete, len(ds), ds.__getitem__
             found = [read(index) for index in range(count)]
             ds.close()
         except EdcacheError:
@@ -192,7 +194,7 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
     path.write_bytes(unsealed(whole, 2))
     with pytest.warns(PartialArchiveWarning) as caught:
         ds = CachedDataset.from_cache(path)
-    declared = ds._reader.head.length
+    declared = ds._archive.reader.session.head.length
     count = "16 samples" if declared is None else "16 of 40 samples"
     assert str(caught[0].message) == (
         f"{path}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
@@ -201,7 +203,7 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
         "allow_partial=True"
     )
     assert not ds.complete
-    assert ds._reader.session.has_all == (declared is None)
+    assert ds._archive.reader.session.has_all == (declared is None)
     assert ("not sealed" if declared is None else "24 missing") in repr(ds)
     with pytest.raises(OptionError, match="not sealed, so samples may|24 samples are missing"):
         ds.warmup()

@@ -98,14 +98,14 @@ def test_a_pickled_reader_is_small_and_carries_no_data(tmp_path: Path, samples: 
     path = tmp_path / "pickled.zip"
     write(path, ({"y": i} for i in range(samples)), in_memory_keys=["y"])
     reader = Reader(path)
-    assert len(reader) == samples
-    assert reader.read(0) == {"y": 0}
-    assert reader.labels().num_rows == samples
+    assert reader.session.length == samples
+    assert reader.session.read(0) == {"y": 0}
+    assert reader.session.labels.table.num_rows == samples
     data = pickle.dumps(reader)
     assert len(data) < 2000
     assert len(pickle.dumps(CachedDataset.from_cache(path))) < 2000
     again = pickle.loads(data)
-    assert again.read(samples - 1) == {"y": samples - 1}
+    assert again.session.read(samples - 1) == {"y": samples - 1}
 
 
 def test_a_pickled_reader_notices_another_archive_at_its_path(path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_pickled_reader_notices_another_archive_at_its_path(path: Path) -> Non
     path.unlink()
     write(path, [1])
     with pytest.raises(StaleArchiveError, match="another archive is here now"):
-        len(pickle.loads(data))
+        pickle.loads(data).open()
 
 
 def run_python(program: str, *arguments: object, **env: str) -> str:
@@ -170,25 +170,25 @@ def test_a_reader_sees_more_and_more_while_another_process_appends(tmp_path: Pat
     w = CacheWriter(path, in_memory_keys=["y"])
     w.abort()
     reader = Reader(path, allow_partial=True)
-    assert len(reader) == 0
+    assert reader.session.length == 0
     child = multiprocessing.get_context("fork").Process(target=appends, args=(str(path), 400))
     child.start()
     lengths = [0]
     while child.is_alive() or lengths[-1] < 400:
         reader.refresh()
-        count = len(reader)
+        count = reader.session.length
         lengths.append(count)
         for i in {0, count // 2, count - 1} & set(range(count)):
-            assert reader.read(i)["y"] == i
-            assert (reader.read(i)["x"] == i).all()
-        assert reader.labels().num_rows == count
+            assert reader.session.read(i)["y"] == i
+            assert (reader.session.read(i)["x"] == i).all()
+        assert reader.session.labels.table.num_rows == count
         assert child.exitcode in (None, 0)
     child.join()
     reader.refresh()
     assert lengths == sorted(lengths)
     assert len(set(lengths)) > 5
-    assert reader.sealed
-    assert [reader.read(i)["y"] for i in range(400)] == list(range(400))
+    assert reader.session.sealed
+    assert [reader.session.read(i)["y"] for i in range(400)] == list(range(400))
     assert not reader.refresh()
 
 
@@ -198,18 +198,18 @@ def test_a_reader_that_looked_before_the_end_of_a_seal_sees_it_by_refresh(tmp_pa
     whole = path.read_bytes()
     os.truncate(path, len(whole) - END_NBYTES)
     reader = Reader(path, allow_partial=True)
-    assert (len(reader), reader.sealed, reader.refresh()) == (10, False, False)
+    assert (reader.session.length, reader.session.sealed, reader.refresh()) == (10, False, False)
     with path.open("r+b") as f:
         f.write(whole)
     assert reader.refresh()
-    assert reader.sealed
+    assert reader.session.sealed
     assert not reader.refresh()
 
 
 def test_a_view_of_an_open_cache_stays_valid_while_the_archive_grows(tmp_path: Path) -> None:
     path = tmp_path / "growing.zip"
     cache = written(path, (sample(i) for i in range(10)), in_memory_keys=["y"])
-    array, view = cache._reader.read(3, copy=False)["x"], cache[2:5]
+    array, view = cache._archive.reader.session.read(3, copy=False)["x"], cache[2:5]
     with CacheWriter(path, "a") as w:
         w.extend(sample(i) for i in range(10, 20))
         w.write(3, {"x": np.zeros(50, np.int32), "y": -3})
@@ -239,7 +239,7 @@ def test_two_processes_write_one_archive_and_lose_nothing(tmp_path: Path, method
     cache = CachedDataset.from_cache(path)
     assert len(cache) == 300
     assert cache.complete
-    assert cache._reader.sealed
+    assert cache._archive.reader.session.sealed
     assert [s["y"] for s in cache] == list(range(300))
     assert cache.labels["y"].tolist() == list(range(300))
     report = edcache.verify(path)
@@ -450,7 +450,7 @@ def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleTy
     assert open_files(path) == []
 
     reader = Reader(path)
-    assert len(reader) == 60
+    assert reader.session.length == 60
     before = len(open_files(path))
     for _ in range(3):
         write(path, [module.Source()[0]], "a")

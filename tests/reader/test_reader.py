@@ -43,7 +43,12 @@ def test_a_wrong_choice_is_refused(path):
 def test_it_says_what_it_reads(path):
     reader = Reader(path)
     assert repr(reader) == f"Reader({str(path)!r})"
-    assert (len(reader), reader.present, reader.session.chunks, reader.session.declared_length) == (
+    assert (
+        reader.session.length,
+        reader.session.index.present,
+        reader.session.chunks,
+        reader.session.declared_length,
+    ) == (
         10,
         7,
         2,
@@ -52,20 +57,20 @@ def test_it_says_what_it_reads(path):
     assert reader.session.nbytes == path.stat().st_size
     assert len(reader.session.index.schemas) == 1
     assert reader.session.damaged == []
-    assert (reader.sealed, reader.complete) == (True, False)
+    assert (reader.session.sealed, reader.session.complete) == (True, False)
 
 
 def test_a_sample_that_is_not_there_says_why(path):
     reader = Reader(path)
     with pytest.raises(SampleIndexError, match=r"a.zip: index 10 not in \[0, 10\)"):
-        reader.read(10)
+        reader.session.read(10)
     with pytest.raises(MissingSampleError, match=r"sample 3 has no record yet \(7 of 10 have\); fill it"):
-        reader.read(3)
+        reader.session.read(3)
     text = "sample 5 failed when it was made: ValueError: no image; it counts as absent for good; ds.errors has its"
     with pytest.raises(MissingSampleError, match=text):
-        reader.read(5)
+        reader.session.read(5)
     with pytest.raises(MissingSampleError, match="sample 7 failed when it was made: .*; a later fill"):
-        reader.read(7)
+        reader.session.read(7)
 
 
 def test_a_group_is_of_samples_that_are_there(tmp_path, path):

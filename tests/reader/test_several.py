@@ -129,7 +129,7 @@ def test_the_archive_that_cannot_be_opened_is_named_and_the_others_are_let_go(fo
 def test_options_go_to_every_archive(folder):
     ds = CachedDataset.from_cache(folder, transform=lambda s: s["text"].upper(), verify="always")
     assert (ds[0], ds[29]) == ("SAMPLE 0", "SAMPLE 29")
-    assert {archive._reader.verify for archive in ds.parts} == {"always"}
+    assert {archive._archive.reader.options.verify for archive in ds.parts} == {"always"}
     batched = CachedDataset.from_cache(folder, batch_transform=lambda b: b["x"].sum())
     assert batched.batch([0, 1, 20]) == 63
 

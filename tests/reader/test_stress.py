@@ -144,8 +144,10 @@ class Busy:
     def _refresh(self) -> None:
         while not self._stop.is_set():
             self.reader.refresh()
-            if len(self.reader):
-                assert is_sample(self.reader.read(len(self.reader) - 1), len(self.reader) - 1)
+            if self.reader.session.length:
+                assert is_sample(
+                    self.reader.session.read(self.reader.session.length - 1), self.reader.session.length - 1
+                )
             time.sleep(0.001)
 
     def _append(self) -> None:
@@ -168,13 +170,15 @@ def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, seal
 
     def work(chosen: list[int], opens: Path | None) -> None:
         assert all(is_sample(busy.cache[i], i) for i in chosen)
-        before = len(busy.reader)
+        before = busy.reader.session.length
         busy.reader.refresh()
-        assert len(busy.reader) >= before
-        assert is_sample(busy.reader.read(len(busy.reader) - 1), len(busy.reader) - 1)
+        assert busy.reader.session.length >= before
+        assert is_sample(
+            busy.reader.session.read(busy.reader.session.length - 1), busy.reader.session.length - 1
+        )
         if opens:
             again = Reader(opens)
-            assert all(is_sample(again.read(i), i) for i in (0, len(again) - 1))
+            assert all(is_sample(again.session.read(i), i) for i in (0, again.session.length - 1))
             again.close()
 
     forks = scaled(1000)
@@ -200,10 +204,12 @@ def follow(things: tuple[Any, ...], begun: Any, go_on: Any, answers: Any) -> Non
     """Read half, wait until the parent has closed its own, read on, close twice."""
     try:
         reader, cache, view = things
-        half = [is_sample(reader.read(i), i) and is_sample(cache[i], i) for i in range(COUNT // 2)]
+        half = [is_sample(reader.session.read(i), i) and is_sample(cache[i], i) for i in range(COUNT // 2)]
         begun.set()
         assert go_on.wait(HANGS)
-        half += [is_sample(reader.read(i), i) and is_sample(cache[i], i) for i in range(COUNT // 2, COUNT)]
+        half += [
+            is_sample(reader.session.read(i), i) and is_sample(cache[i], i) for i in range(COUNT // 2, COUNT)
+        ]
         whole = [is_sample(found, i) for found, i in zip(view, range(5, 25), strict=True)]
         for thing in (reader, cache, reader, cache):
             thing.close()
@@ -226,7 +232,7 @@ def test_a_reader_goes_to_a_process_amid_reading_and_outlives_its_parents(
 ) -> None:
     context = multiprocessing.get_context(method)
     reader, cache = Reader(sealed), CachedDataset.from_cache(sealed)
-    kept = [reader.read(3), *itertools.islice(cache, 7)]
+    kept = [reader.session.read(3), *itertools.islice(cache, 7)]
     begun, go_on, answers = context.Event(), context.Event(), context.Queue()
     child = context.Process(target=follow, args=((reader, cache, cache[5:25]), begun, go_on, answers))
     child.start()
@@ -265,7 +271,7 @@ def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed
     for i in range(30):
         cache = CachedDataset.from_cache(sealed)
         cache.loop = [cache, cache[2:9]]  # type: ignore[attr-defined]
-        kept.append((cache._reader.read(i, copy=False), cache.labels["y"]))
+        kept.append((cache._archive.reader.session.read(i, copy=False), cache.labels["y"]))
         del cache
     gc.collect()
     assert all(is_sample(found, i) and len(labels) == COUNT for i, (found, labels) in enumerate(kept))
@@ -285,7 +291,7 @@ w = CacheWriter(grown, publish_seconds=None)
 w.append({"y": 0}); w.flush(); w.append({"y": 1})
 other = CacheWriter(grown + ".w", "w"); other.append(1)
 lazy = CachedDataset([5, 6, 7], grown + ".lazy", lazy=True, progress=False)
-assert (reader.read(0)["y"], cache[1]["y"], lazy[2]) == (0, 1, 7)
+assert (reader.session.read(0)["y"], cache[1]["y"], lazy[2]) == (0, 1, 7)
 view = cache[2:8]
 cycle = [view]; cycle.append(cycle)
 batches = iter(cache.loader(4)); next(batches)
@@ -300,7 +306,7 @@ def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: 
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     # What was published is there, what was not is not, and nothing claims to be whole.
     cache = CachedDataset.from_cache(folder / "grown.zip", allow_partial=True)
-    assert (list(cache), cache._reader.sealed) == ([{"y": 0}], False)
+    assert (list(cache), cache._archive.reader.session.sealed) == ([{"y": 0}], False)
     assert not (folder / "grown.zip.w").exists()
     assert edcache.verify(folder / "grown.zip").problems == []
 
@@ -345,10 +351,10 @@ class Watched:
 
     def look(self) -> None:
         self.reader.refresh()
-        length = len(self.reader)
-        assert self.reader.present == length >= self.seen
+        length = self.reader.session.length
+        assert self.reader.session.index.present == length >= self.seen
         for i in range(self.seen, length):
-            found = self.reader.read(i)
+            found = self.reader.session.read(i)
             assert found["k"] == self.next[found["who"]], (i, found, self.next)
             assert found["x"].tolist() == [100_000 * found["who"] + found["k"]] * 4
             self.next[found["who"]] += 1
@@ -381,7 +387,7 @@ def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_re
         w.close()
         last = Watched(path)
         last.look()
-        assert (last.next, last.reader.sealed) == ([each] * WRITERS, True)
+        assert (last.next, last.reader.session.sealed) == ([each] * WRITERS, True)
         last.reader.close()
         if round_ == 0:
             assert edcache.verify(path).problems == []
@@ -423,12 +429,12 @@ def _round(sealed: Path, path: Path, k: int) -> None:
     assert len(pickle.loads(pickle.dumps(cache))[3:5]) == 2
     write(path, map(sample, range(6)), "w", sync="never", compression="zstd", in_memory_keys=["y"])
     growing = Reader(path)
-    assert len(growing) == 6
+    assert growing.session.length == 6
     write(path, [sample(6)], "a", sync="never")
     assert growing.refresh()
-    assert is_sample(growing.read(6), 6)
+    assert is_sample(growing.session.read(6), 6)
     with suppress(EdcacheError):
-        Reader(path.with_suffix(".not there")).read(0)
+        Reader(path.with_suffix(".not there")).session.read(0)
     reader.close()
     growing.close()
     cache.close()
@@ -590,7 +596,7 @@ def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Pa
         os.kill(holder, signal.SIGSTOP)
         held = not _free(sealed)["append"]
         reader = Reader(sealed)
-        assert all(is_sample(reader.read(i), i) for i in range(COUNT))
+        assert all(is_sample(reader.session.read(i), i) for i in range(COUNT))
         assert not reader.refresh()
         assert edcache.verify(sealed).problems == []
         writer = in_child(lambda: _append_one(sealed))
@@ -600,7 +606,7 @@ def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Pa
             os.kill(holder, signal.SIGCONT)
             assert ended(writer) == 0
         assert reader.refresh()
-        assert is_sample(reader.read(COUNT), COUNT)
+        assert is_sample(reader.session.read(COUNT), COUNT)
         reader.close()
     os.close(receiver)
     os.close(sender)

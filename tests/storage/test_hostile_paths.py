@@ -22,7 +22,7 @@ DOORS = {
     "fill lazily": lambda p: CachedDataset([1, 2, 3], p, lazy=True),
     "append": lambda p: CacheWriter(p, "a").abort(),
     "replace": lambda p: CacheWriter(p, "w").abort(),
-    "read": lambda p: Reader(p).head,
+    "read": lambda p: Reader(p).session.head,
     "decorate": lambda p: cachable(p)(lambda: [1, 2])(),
     "verify": edcache.verify,
     "digest": edcache.digest,

@@ -148,7 +148,7 @@ def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
     with reading_by("pread"):
         pread = CachedDataset.from_cache(path)
     assert same(list(pread), [sample(k) for k in range(60)])
-    flip(path, pread._reader.rows["offset"][17])
+    flip(path, pread._archive.reader.session.index.all_rows()["offset"][17])
     with pytest.raises(CorruptRecordError, match="record 17"):
         pread[17]
     with pytest.raises(CorruptRecordError, match="record 17"):
@@ -161,11 +161,11 @@ def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
 def test_mapped_is_the_file_and_private_is_little(path):
     size = os.path.getsize(path)
     mapped, read = everywhere(path)
-    memory = mapped._reader.session.memory()
+    memory = mapped._archive.reader.session.memory()
     assert sorted(memory) == ["mapped", "private"]
     assert memory["mapped"] == size
     assert 0 <= memory["private"] < 4096
-    memory = read._reader.session.memory()
+    memory = read._archive.reader.session.memory()
     assert memory["mapped"] == 0
     assert 0 <= memory["private"] < 20 * 60 + 4096
     assert all(type(value) is int for value in memory.values())
@@ -176,7 +176,7 @@ def test_mapped_is_the_file_and_private_is_little(path):
 def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, way, verify, compression):
     ds = CachedDataset.from_cache(write(tmp_path / "a.zip", 300, compression=compression), verify=verify)
     assert ds.labels["label"][7] is not None  # the label table is kept once it was asked for
-    kept = [ds._reader.session.memory()]
+    kept = [ds._archive.reader.session.memory()]
     for _ in range(3):
         for k in range(300):
             ds[k]
@@ -184,7 +184,7 @@ def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, way, verif
             ds.batch(range(k, k + 1))
             list(ds.__getitems__(range(k, k + 50)))
             ds.select("label", "image").batch(range(k, k + 50))
-        kept.append(ds._reader.session.memory())
+        kept.append(ds._archive.reader.session.memory())
     assert len({memory["mapped"] for memory in kept}) == 1
     # Of few records the offsets are kept, and of a file that is not mapped what was read of the index.
     assert kept[1]["private"] - kept[0]["private"] <= 300 * (8 + 16 * (way == "pread")) + 64
@@ -218,11 +218,11 @@ def test_memory_of_a_growing_archive_follows_it(tmp_path, way):
     w.extend(map(sample, range(20)))
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    first = ds._reader.session.memory()
+    first = ds._archive.reader.session.memory()
     w.extend(map(sample, range(20, 200)))
     w.close()
     assert ds.refresh()
-    second = ds._reader.session.memory()
+    second = ds._archive.reader.session.memory()
     assert (second["mapped"] > first["mapped"]) == (way != "pread")
     assert same(ds[199], sample(199))
 
@@ -282,7 +282,10 @@ def large(tmp_path):
 def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, way):
     ds = CachedDataset.from_cache(large)
     order = [30, 3, 17, 4]
-    offset, nbytes = ds._reader.rows["offset"], ds._reader.rows["nbytes"]
+    offset, nbytes = (
+        ds._archive.reader.session.index.all_rows()["offset"],
+        ds._archive.reader.session.index.all_rows()["nbytes"],
+    )
     extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
     with replace_system(Kernel(is_cached=False)) as kernel:
         batch = ds.batch(order)
@@ -292,7 +295,10 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, way):
 
 def test_one_cold_record_is_announced_where_it_is_mapped(large, way):
     ds = CachedDataset.from_cache(large)
-    offset, nbytes = ds._reader.rows["offset"], ds._reader.rows["nbytes"]
+    offset, nbytes = (
+        ds._archive.reader.session.index.all_rows()["offset"],
+        ds._archive.reader.session.index.all_rows()["nbytes"],
+    )
     with replace_system(Kernel(is_cached=False)) as kernel:
         assert ds[7]["x"][0] == 7
         # A pass of one record: what follows will be asked for next.
@@ -304,7 +310,7 @@ def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
     with replace_system(Kernel(is_cached=False)) as kernel:
         ds.batch(range(4, 8))
-    (start, end), offset = kernel.announced[0], ds._reader.rows["offset"]
+    (start, end), offset = kernel.announced[0], ds._archive.reader.session.index.all_rows()["offset"]
     assert len(kernel.announced) == 1
     assert start == offset[4]
     assert offset[10] < end <= offset[12]
@@ -349,7 +355,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     with replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
-        ds._reader.session.file.will_need([(0, 4096)])
+        ds._archive.reader.session.file.will_need([(0, 4096)])
     assert kernel.announced == []
 
 

@@ -181,9 +181,9 @@ def test_caches_counts_as_the_reader_does(cache: Path, digits: Any) -> None:
     assert not found["again.zip"].complete
     for listed in archives_in(cache):
         reader = Reader(listed.path, allow_partial=True)
-        assert (listed.present, listed.length) == (reader.present, len(reader))
-        assert listed.complete == reader.complete
-        assert listed.fingerprint == reader.head.fingerprint
+        assert (listed.present, listed.length) == (reader.session.index.present, reader.session.length)
+        assert listed.complete == reader.session.complete
+        assert listed.fingerprint == reader.session.head.fingerprint
     assert len(found) == 7
 
 

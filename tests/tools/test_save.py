@@ -115,7 +115,7 @@ def random_archive(path: Path, rng: random.Random, compression: str | None) -> P
     ds = CachedDataset.from_cache(path, allow_partial=True)
     for _ in range(rng.randrange(3)):
         name = rng.choice(["y", "added", "other"])
-        if not ds._reader.sealed:
+        if not ds._archive.reader.session.sealed:
             break
         if rng.random() < 0.6:
             chosen = rng.sample(range(len(ds)), rng.randrange(1, 1 + len(ds)))
@@ -197,7 +197,7 @@ def test_random_archives_saved_over_themselves_hold_the_same_records(tmp_path, t
         assert found.records == expected.records, number
         assert found.schemas == expected.schemas
         assert (found.length, found.failed) == (expected.length, expected.failed)
-        assert saved._reader.head.uuid == before._reader.head.uuid
+        assert saved._archive.reader.session.head.uuid == before._archive.reader.session.head.uuid
         assert all(same(saved[i], model.newest(i)) for i in model.versions)
         rows = saved.labels.table.to_pylist() or [{}] * len(saved)
         assert all(rows[i] == model.labels(model.newest(i)) for i in model.versions)
@@ -222,8 +222,10 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
     with pytest.warns(PartialArchiveWarning, match="1 of 20 samples are damaged and were left out: 7"):
         saved = saved_to(path.with_name("new.zip"), opened(path), skip_damaged=True)
     assert saved.missing.tolist() == [7]
-    assert replace(saved._reader.head, uuid=b"") == replace(opened(path)._reader.head, uuid=b"")
-    assert saved._reader.head.uuid != opened(path)._reader.head.uuid
+    assert replace(saved._archive.reader.session.head, uuid=b"") == replace(
+        opened(path)._archive.reader.session.head, uuid=b""
+    )
+    assert saved._archive.reader.session.head.uuid != opened(path)._archive.reader.session.head.uuid
     log.unlink()
     assert CachedDataset(Source(), path.with_name("new.zip"), spot_check=False).complete
     assert log.read_text() == "7\n"
@@ -252,14 +254,14 @@ def test_an_archive_that_was_saved_over_itself_grows_on_with_its_labels(path, ch
 
 def test_records_are_copied_as_they_are_stored(tmp_path):
     a, b = write(tmp_path / "a.zip", compression="zstd"), write(tmp_path / "b.zip", compression="zstd:9")
-    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader
-    parts = [opened(path)._reader for path in (a, b)]
+    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._archive.reader
+    parts = [opened(path)._archive.reader for path in (a, b)]
     assert stored_records(saved) == [record for part in parts for record in stored_records(part)]
 
 
 def stored_records(reader):
     data = Path(reader.path).read_bytes()
-    return [data[offset : offset + nbytes] for offset, nbytes, *_ in reader.rows.tolist()]
+    return [data[offset : offset + nbytes] for offset, nbytes, *_ in reader.session.index.all_rows().tolist()]
 
 
 def test_compressed_records_and_others_are_saved_into_one_archive(tmp_path):
@@ -277,7 +279,7 @@ def test_the_fields_of_labels_are_known_if_all_archives_agree(tmp_path):
     opened(e).add_labels("y", [7] * 20)
     for paths, field in [((a, b), "y"), ((a, c), None), ((a, d), None), ((a, e), None)]:
         saved = saved_to(tmp_path / "new.zip", opened(list(paths)))
-        assert saved._reader.head.labels == (("y", field),)
+        assert saved._archive.reader.session.head.labels == (("y", field),)
         assert [saved.select("y")[i]["y"] for i in range(len(saved))] == [s["y"] for s in saved]
         os.remove(tmp_path / "new.zip")
 
@@ -476,7 +478,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     paths = [write(tmp_path / f"{k}.zip", range(100)) for k in range(3)]
     told: list[tuple[int, int]] = []
     opened(paths).save(tmp_path / "new.zip", on_progress=lambda done, total: told.append((done, total)))
-    nbytes = sum(int(opened(path)._reader.rows["nbytes"].sum()) for path in paths)
+    nbytes = sum(int(opened(path)._archive.reader.session.index.all_rows()["nbytes"].sum()) for path in paths)
     assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
     assert told == sorted(told)
 
@@ -487,13 +489,13 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
 def test_a_live_reader_keeps_the_old_file_and_finds_the_new_one_when_it_looks_again(path):
     write_grown(path)
     cache = opened(path)
-    nbytes, chunks = cache._reader.session.nbytes, edcache.verify(path).chunks
+    nbytes, chunks = cache._archive.reader.session.nbytes, edcache.verify(path).chunks
     opened(path).save(path)
     assert (chunks, edcache.verify(path).chunks) == (6, 1)
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
-    assert cache._reader.session.nbytes == nbytes
+    assert cache._archive.reader.session.nbytes == nbytes
     assert cache.refresh()
-    assert cache._reader.session.nbytes == path.stat().st_size < nbytes
+    assert cache._archive.reader.session.nbytes == path.stat().st_size < nbytes
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
     assert cache.labels["y"].tolist() == [made["y"] for made in GROWN]
     assert not cache.refresh()
@@ -650,7 +652,7 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     write(path, seal=kind != "unsealed", compression=compression)
     sound = path.read_bytes()
     rng = seeded(f"damaged record {kind}")
-    rows = CachedDataset.from_cache(path, allow_partial=True)._reader.rows
+    rows = CachedDataset.from_cache(path, allow_partial=True)._archive.reader.session.index.all_rows()
     offsets = rows["offset"].tolist()
     for i in range(20):
         place = int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))

@@ -212,7 +212,7 @@ def problems_of(path, offset, data=b"\xff"):
 def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
     path = tmp_path / "a.zip"
     make(path, "sealed")
-    offset = int(edcache.reader.Reader(path).rows["offset"][7])
+    offset = int(edcache.reader.Reader(path).session.index.all_rows()["offset"][7])
     problems = problems_of(path, offset)
     remedy = f'run "edcache copy {path} -o NEW --skip-damaged"'
     assert f"{path}: at offset {offset:,}: record 7 fails its crc32; {remedy}" in problems
@@ -225,7 +225,7 @@ def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path, monkey
     with CacheWriter(path) as w:
         for nbytes in (10, 3 << 20, 0, 5, (1 << 20) - 2000, 1 << 20, 700):
             w.append(np.zeros(nbytes, np.uint8))
-    rows = edcache.reader.Reader(path).rows
+    rows = edcache.reader.Reader(path).session.index.all_rows()
     assert edcache.verify(path).problems == []
     for row, (offset, nbytes) in enumerate(
         zip(rows["offset"].tolist(), rows["nbytes"].tolist(), strict=True)
@@ -238,7 +238,7 @@ def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path, monkey
 def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
     path = tmp_path / "a.zip"
     write(path, (np.full(50, i) for i in range(100)))
-    offset = int(edcache.reader.Reader(path).rows["offset"][0])
+    offset = int(edcache.reader.Reader(path).session.index.all_rows()["offset"][0])
     problems = problems_of(path, offset, b"\xff" * 40_000)
     assert sum(": record " in line for line in problems) == 20
     assert any("the same of 80 more records of chunks/00000001" in line for line in problems)

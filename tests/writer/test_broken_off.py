@@ -119,7 +119,7 @@ def test_what_was_synced_is_not_read_again_after_a_power_cut(tmp_path: Path) -> 
 def test_a_note_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "cut.zip"
     unsealed(path, 6)
-    appender = Appender.open(path, edcache.reader.Reader(path, allow_partial=True).head, mode="a")
+    appender = Appender.open(path, edcache.reader.Reader(path, allow_partial=True).session.head, mode="a")
     appender.amend(length=6)
     appender.close()
     _without_payload(path, 2)
@@ -221,5 +221,5 @@ def test_a_kill_costs_what_was_written_in_the_last_seconds(path: Path) -> None:
         w.append(sample(i))
     time.sleep(0.1)
     w.append(sample(3))
-    assert edcache.reader.Reader(path, allow_partial=True).present == 4
+    assert edcache.reader.Reader(path, allow_partial=True).session.index.present == 4
     w.abort()

@@ -117,7 +117,7 @@ def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path):
     ds = fill(Source(log), path, pool)
     assert computed(log) == list(range(COUNT))
     assert ds.complete
-    assert Reader(path, allow_partial=True).sealed
+    assert Reader(path, allow_partial=True).session.sealed
     check(path, tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_samples_before_a_bad_one_of_the_same_task_are_kept_and_progress_counts_
     with ThreadPoolExecutor(1) as executor:
         with pytest.raises(SourceError, match="index 40"):
             fill(Source(log, at={40: "raise"}, count=count, seconds=0), path, executor)
-        assert Reader(path, allow_partial=True).present >= 40
+        assert Reader(path, allow_partial=True).session.index.present >= 40
         source = Source(log, count=count, seconds=0)
         fill(source, path, executor, progress=lambda done, total: shown.append((done, total)))
     assert shown[-1] == (count, count)
@@ -261,7 +261,7 @@ def test_an_engine_whose_processes_end_is_one_error_and_keeps_what_was_published
     pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
     with pool as executor, pytest.raises(SourceError, match=text):
         fill(Source(log, at={100: "kill"}), path, executor, chunk_size=5)
-    assert 50 < Reader(path, allow_partial=True).present <= 100
+    assert 50 < Reader(path, allow_partial=True).session.index.present <= 100
     fill(Source(log), path, None)
     check(path, tmp_path)
 
@@ -291,7 +291,7 @@ def test_a_loky_worker_that_is_killed_is_one_error_and_keeps_what_was_published(
     with loky.ProcessPoolExecutor(2) as executor, pytest.raises(SourceError, match="a task of ProcessPoolEx"):
         fill(Source(log, seconds=0.02), path, executor)
     killer.join()
-    assert 10 < Reader(path, allow_partial=True).present < COUNT
+    assert 10 < Reader(path, allow_partial=True).session.index.present < COUNT
     fill(Source(log), path, None)
     check(path, tmp_path)
 
@@ -360,7 +360,7 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log):
     with ThreadPoolExecutor(2) as executor:
         ds = fill(TwoKinds(log), path, executor, on_error="skip_final")
     assert ds.complete
-    assert len(ds.errors) + ds._reader.present == COUNT
+    assert len(ds.errors) + ds._archive.reader.session.index.present == COUNT
     assert {e.error for e in ds.errors} == {"LabelError"}
     kept = {type(sample["y"]) for sample in available(ds)}
     assert len(kept) == 1

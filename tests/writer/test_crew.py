@@ -121,7 +121,7 @@ def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, 
     assert computed(log) == list(range(COUNT))
     assert len(processes(log)) == 2
     assert os.getpid() not in processes(log)
-    assert Reader(path, allow_partial=True).sealed
+    assert Reader(path, allow_partial=True).session.sealed
     assert ds.complete
     check_whole(path)
     assert all_gone(processes(log), 5)
@@ -208,9 +208,9 @@ def test_what_a_source_raises_in_a_worker_is_raised_here(path, log):
         fill(Source(log, at={77: "raise"}), path)
     assert 'raise ValueError(f"bad {i}")' in str(caught.value.__cause__)
     assert all_gone(processes(log), 5)
-    assert 0 < Reader(path, allow_partial=True).present < COUNT
+    assert 0 < Reader(path, allow_partial=True).session.index.present < COUNT
     log.unlink()
-    kept = Reader(path, allow_partial=True).present
+    kept = Reader(path, allow_partial=True).session.index.present
     fill(Source(log), path)
     assert len(computed(log)) == COUNT - kept
 
@@ -298,7 +298,7 @@ def test_skipped_samples_are_recorded_and_tried_again(path, log, count):
 def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log, count):
     ds = fill(Source(log, at={7: "raise", 90: "raise"}), path, count, on_error="skip_final")
     assert ds.complete
-    assert Reader(path, allow_partial=True).sealed
+    assert Reader(path, allow_partial=True).session.sealed
     assert len(ds) == COUNT
     assert ds.missing.tolist() == [7, 90]
     log.unlink()
@@ -498,7 +498,7 @@ def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
         match=r"sample 50 took longer than timeout=0.4 seconds; .*a.zip keeps 50 of 200 samples",
     ):
         fill(Source(log, at={50: "hang"}), path, 1, timeout=0.4)
-    assert Reader(path, allow_partial=True).present == 50
+    assert Reader(path, allow_partial=True).session.index.present == 50
     assert all_gone(processes(log), 5)
 
 
@@ -576,7 +576,11 @@ def start(path, log, tmp_path, context, seconds=0.005):
     )
     process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 120
-    while not log.exists() or len(processes(log)) < 2 or Reader(path, allow_partial=True).present < 20:
+    while (
+        not log.exists()
+        or len(processes(log)) < 2
+        or Reader(path, allow_partial=True).session.index.present < 20
+    ):
         assert time.monotonic() < limit
         assert process.poll() is None
         time.sleep(0.02)
@@ -592,7 +596,7 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
     assert all_gone(processes(log), 5)
     process.stderr.close()
     done = computed(log)
-    kept = Reader(path, allow_partial=True).present
+    kept = Reader(path, allow_partial=True).session.index.present
     assert len(done) - kept <= 2  # what was being computed; the rest was published
     log.unlink()
     fill(Source(log, count=2000, seconds=0), path)
@@ -611,7 +615,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     _, text = process.communicate(timeout=60)
     assert time.monotonic() - began < AT_ONCE
     assert all_gone(pids, 5)
-    kept = Reader(path, allow_partial=True).present
+    kept = Reader(path, allow_partial=True).session.index.present
     last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples; the same call "
     assert text.splitlines()[-1] == f"{last}computes the rest"
     assert text.count("Traceback") == 1

@@ -115,7 +115,7 @@ def test_an_exit_while_it_is_iterated_is_not_its_end(path, error):
     ):
         CachedDataset(Stream(), path)
     reader = Reader(path, allow_partial=True)
-    assert (reader.present, reader.sealed) == (5, False)
+    assert (reader.session.index.present, reader.session.sealed) == (5, False)
 
 
 PROGRAM = """
@@ -144,7 +144,7 @@ def test_an_exit_by_a_signal_is_no_error_of_a_sample(path):
     ended = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (7, "")
     reader = Reader(path, allow_partial=True)
-    assert (reader.present, list(reader.session.index.failures)) == (23, [])
+    assert (reader.session.index.present, list(reader.session.index.failures)) == (23, [])
     assert CachedDataset(list(range(40)), path, fingerprint=False).complete
 
 

@@ -133,7 +133,7 @@ def test_a_slow_source_is_published_before_its_chunk_is_full(path):
 
 def test_an_empty_source_gives_a_sealed_empty_archive(path):
     ds = CachedDataset([], path)
-    assert (len(ds), ds.complete, Reader(path).sealed) == (0, True, True)
+    assert (len(ds), ds.complete, Reader(path).session.sealed) == (0, True, True)
 
 
 def test_an_archive_with_more_samples_than_its_source_is_noticed(path):

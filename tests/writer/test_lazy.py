@@ -73,7 +73,7 @@ def test_after_one_epoch_the_archive_is_sealed_and_the_next_computes_nothing(pat
     for _ in range(2):
         assert [s["y"] for s in ds] == [i % 3 for i in range(40)]
     assert computed(log) == list(range(40))
-    assert Reader(path).sealed
+    assert Reader(path).session.sealed
     ds.refresh()
     assert ds.complete
     assert ds.labels["y"].tolist() == [i % 3 for i in range(40)]
@@ -238,7 +238,7 @@ def test_an_archive_does_not_grow_beyond_max_bytes(path, log, limit):
         list(ds)
     ds.close()
     assert 50_000 < path.stat().st_size <= 150_000
-    kept = Reader(path, allow_partial=True).present
+    kept = Reader(path, allow_partial=True).session.index.present
     assert 5 < kept < 20
     log.unlink()
     again = CachedDataset(Big(log), path, lazy=True, spot_check=False)
@@ -272,7 +272,7 @@ def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
             ds[i]
         ds.close()
     size, reader = path.stat().st_size, Reader(path, allow_partial=True)
-    kept = reader.present
+    kept = reader.session.index.present
     ds = CachedDataset.from_cache(path, allow_partial=True)
     assert [ds[i]["name"] for i in range(kept)] == [f"sample {i}" for i in range(kept)]
     if caught:
@@ -408,7 +408,7 @@ def test_a_forked_or_spawned_worker_publishes_what_it_computed_when_it_ends(path
     ds.close()
     found = CachedDataset.from_cache(path, allow_partial=True)
     assert (found[7]["y"], found[39]["y"]) == (1, 0)
-    assert found._reader.present == 2
+    assert found._archive.reader.session.index.present == 2
 
 
 READ = """
@@ -436,7 +436,7 @@ def test_a_killed_reader_loses_its_open_chunk_and_nothing_else(path, log):
         reader.communicate()
     found = CachedDataset.from_cache(path, allow_partial=True)
     for turn in turns:
-        kept = [k for k in turn if found._reader.session.index.has(k)]
+        kept = [k for k in turn if found._archive.reader.session.index.has(k)]
         assert kept == list(turn)[: len(kept)]
         assert len(kept) >= 90
     log.unlink()

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     begin_together()
     ds = make(*map(int, sys.argv[1:]))
     assert [int(s["x"][0]) for s in ds] == list(range({count}))
-    print(len(ds), ds.labels["y"].sum(), ds._reader.head.uuid.hex())
+    print(len(ds), ds.labels["y"].sum(), ds._archive.reader.session.head.uuid.hex())
 """
 
 
@@ -203,7 +203,7 @@ def test_chaos_of_fillers_that_are_killed_and_readers(path, tmp_path):
         assert process.returncode == 0, error
         assert int(out) > 0
     ds = CachedDataset.from_cache(path)
-    assert ds._reader.sealed
+    assert ds._archive.reader.session.sealed
     assert all(int(ds[i]["x"][0]) == i and len(ds[i]["x"]) == 200 + i % 50 for i in range(count))
     assert ds.labels["y"].tolist() == [i % 3 for i in range(count)]
     assert edcache.verify(path).sound

@@ -69,17 +69,17 @@ def test_a_fill_that_failed_before_its_first_sample_is_begun_anew(why: str, path
     ds = CachedDataset(Source(6), path, in_memory_keys=["y"])
     assert ds.complete
     assert ds.labels["y"].tolist() == list(range(6))
-    assert ds._reader.head.codec == "native"
-    assert ds._reader.head.compression is None
+    assert ds._archive.reader.session.head.codec == "native"
+    assert ds._archive.reader.session.head.compression is None
     assert edcache.verify(path).sound
 
 
 def test_the_same_call_goes_on_with_what_it_began(path: Path) -> None:
     with pytest.raises(SourceError):
         CachedDataset(Source(6, "raises"), path, fingerprint={"call": 1})
-    uuid = CachedDataset.from_cache(path, allow_partial=True)._reader.head.uuid
+    uuid = CachedDataset.from_cache(path, allow_partial=True)._archive.reader.session.head.uuid
     ds = CachedDataset(Source(6), path, fingerprint={"call": 1})
-    assert (ds.complete, ds._reader.head.uuid) == (True, uuid)
+    assert (ds.complete, ds._archive.reader.session.head.uuid) == (True, uuid)
 
 
 def test_of_processes_that_begin_at_once_none_removes_what_another_has_begun(path: Path) -> None:

@@ -742,13 +742,13 @@ def test_an_archive_that_says_nothing_of_its_source_warns_once(tmp_path: Path) -
 def test_without_a_fingerprint_nothing_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     CachedDataset(Source(a=1), path, fingerprint=False)
-    assert Reader(path).head.fingerprint is None
+    assert Reader(path).session.head.fingerprint is None
     CachedDataset(Other(a=2), path, fingerprint=False)
 
 
 def test_the_attributes_of_a_source_are_shown(tmp_path: Path) -> None:
     CachedDataset(Source(split="train", size=(1, 2)), tmp_path / "a.zip")
-    shown = list(provenance(Reader(tmp_path / "a.zip").head.fingerprint))
+    shown = list(provenance(Reader(tmp_path / "a.zip").session.head.fingerprint))
     assert shown[1:3] == [("attribute", "split='train'"), ("attribute", "size=(1, 2)")]
 
 

@@ -56,7 +56,7 @@ def test_an_iterable_is_stored_until_it_ends(path):
     ds = store(Stream(), path)
     assert len(ds) == 50
     assert ds.complete
-    assert Reader(path).sealed
+    assert Reader(path).session.sealed
     assert order(path) == list(range(50))
     assert ds.labels["y"].tolist() == [i % 3 for i in range(50)]
     assert edcache.verify(path).sound
@@ -69,7 +69,7 @@ def test_any_iterable_will_do(path):
 
 def test_an_empty_one_makes_an_empty_archive(path):
     assert len(store(Stream(0), path)) == 0
-    assert Reader(path).sealed
+    assert Reader(path).session.sealed
 
 
 def test_a_whole_archive_is_not_iterated_again(path):
@@ -82,9 +82,9 @@ def test_an_interrupted_one_goes_on_where_it_stopped(path, workers):
     with pytest.raises(SourceError, match="the source raised at index .*ValueError") as caught:
         store(Stream(fails_at=31), path, num_workers=workers, chunk_size=4)
     assert "bad 31" in str(caught.value)
-    kept = Reader(path, allow_partial=True).present
+    kept = Reader(path, allow_partial=True).session.index.present
     assert 25 <= kept <= 31
-    assert not Reader(path, allow_partial=True).sealed
+    assert not Reader(path, allow_partial=True).session.sealed
     told = []
     ds = store(
         Stream(), path, num_workers=workers, progress=lambda present, total: told.append((present, total))
@@ -151,7 +151,7 @@ def test_one_of_the_first_samples_may_fail(path, fails_at):
     with pytest.raises(SourceError, match=f"the source raised at index {fails_at}: ValueError") as caught:
         store(Stream(fails_at=fails_at), path, num_workers=2, chunk_size=1)
     assert f"bad {fails_at}" in str(caught.value)
-    assert Reader(path, allow_partial=True).present == fails_at
+    assert Reader(path, allow_partial=True).session.index.present == fails_at
 
 
 @pytest.mark.full
@@ -213,7 +213,7 @@ def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
     first.wait()
     assert second.wait(60) == 0
     assert order(path) == list(range(50))
-    assert Reader(path).sealed
+    assert Reader(path).session.sealed
 
 
 # --- sources that have grown ------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_source_that_has_grown_adds_the_rest(path, workers):
     assert workers or source.computed == list(range(20, 35))
     assert len(ds) == 35
     assert ds.complete
-    assert Reader(path).sealed
+    assert Reader(path).session.sealed
     assert order(path) == list(range(35))
     assert ds.labels["y"].tolist() == [i % 3 for i in range(35)]
     again = Counted(35)
@@ -296,7 +296,7 @@ def test_a_decorated_factory_grows(path, monkeypatch):
 def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
     with pytest.raises(SourceError):
         store(Stream(fails_at=30), path, chunk_size=10)
-    offset = int(Reader(path, allow_partial=True).rows["offset"][10])
+    offset = int(Reader(path, allow_partial=True).session.index.all_rows()["offset"][10])
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(b"\xff" * 64)
