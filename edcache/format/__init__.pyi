@@ -57,7 +57,6 @@ from .entries import pack_header as pack_header
 from .entries import parse_header as parse_header
 from .entries import payload_crc32 as payload_crc32
 from .entries import reported as reported
-from .entries import stored_crc32 as stored_crc32
 from .entries import walk as walk
 from .head import HEAD_NAME as HEAD_NAME
 from .head import KEYS_DIGEST as KEYS_DIGEST

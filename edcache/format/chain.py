@@ -51,8 +51,8 @@ class Chain:
         first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
         all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it. parts: that
             follow the last index, and wait for the next one.
-        sealed: True if no entry follows the root. is_settled: True if the root tells all that counts: nothing but
-            parts, and what was said of them, follows it.
+        sealed: True if no entry follows the root. is_settled: True if the root tells all that counts: only
+            parts, and notes of parts, follow it.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
         lost: numbers of chunks that a power cut took something from. has_lost: True if it took samples behind the root.
