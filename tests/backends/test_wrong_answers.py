@@ -206,7 +206,9 @@ def test_a_damaged_object_is_an_error_that_names_it(data, tmp_path, is_copied):
     local = tmp_path / "ssd" if is_copied else False
     with serving(path.read_bytes()) as served:
         ds = edcache.CachedDataset.from_cache(served.url, local=local)
-        offset, nbytes = (int(ds._archive.reader.session.index.all_rows()[17][name]) for name in ("offset", "nbytes"))
+        offset, nbytes = (
+            int(ds._archive.reader.session.index.all_rows()[17][name]) for name in ("offset", "nbytes")
+        )
         assert ds[16]["n"] == 16
         served.forget()
         with pytest.raises(
