@@ -192,8 +192,9 @@ class Contents:
             )
         self._is_checked = True
 
-    def column(self, name: str, start: int, stop: int) -> pa.Array:
+    def column(self, name: str, start: int = 0, stop: int | None = None) -> pa.Array:
         """Return the values of a label column for samples from `start` to `stop`; null for an absent one."""
+        stop = self.length if stop is None else stop
         kind = self.schema.field(name).type
         pick, parts, count = np.full(stop - start, -1), [], 0
 
@@ -222,7 +223,7 @@ class Contents:
 
     def table(self) -> pa.Table:
         """Return all labels: row i is sample i."""
-        columns = [self.column(name, 0, self.length) for name in self.schema.names]
+        columns = [self.column(name) for name in self.schema.names]
         return pa.table(columns, schema=self.schema)
 
     def failures(self, rows: Rows) -> list[Failure]:
@@ -234,7 +235,7 @@ class Contents:
         """Make the table of the keys; None if no column has them."""
         if KEY_COLUMN not in self.schema.names:
             return None
-        column = self.column(KEY_COLUMN, 0, self.length)
+        column = self.column(KEY_COLUMN)
         if not has_keys(column.type):
             return None
         samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))

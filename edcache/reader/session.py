@@ -245,11 +245,12 @@ class Session:
     @once
     def labels(self) -> Labels:
         """Label columns, with one row per sample; each is read at its first use, but for salvage."""
+        stored: Contents | StoredLabels = (
+            self._contents if self._root is None else StoredLabels(self._root, self.extents.copied, self.path)
+        )
         if self.skips_damage:
-            return Labels(_sound_labels(self), num_rows=self.length)
-        if self._root is None:
-            return Labels(self._contents.table, num_rows=self.length)
-        return Labels(StoredLabels(self._root, self.extents.copied, self.path), num_rows=self.length)
+            return Labels(_sound_labels(self, stored), num_rows=self.length)
+        return Labels(stored if isinstance(stored, StoredLabels) else stored.table, num_rows=self.length)
 
     @once
     def keys(self) -> KeyTable | None:
@@ -577,14 +578,14 @@ def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
     return table_of
 
 
-def _sound_labels(session: Session) -> pa.Table:
+def _sound_labels(session: Session, stored: Contents | StoredLabels) -> pa.Table:
     """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
     columns: dict[str, Any] = {}
     for name, is_added in session.label_columns:
         try:
-            columns[name] = _column(session, name)
+            columns[name] = stored.column(name)
         except CorruptArchiveError as error:
-            column = None if is_added else _column_of_records(session, name)
+            column = None if is_added else _column_of_records(session, stored.schema.field(name))
             if column is not None:
                 columns[name] = column
             else:
@@ -593,21 +594,14 @@ def _sound_labels(session: Session) -> pa.Table:
     return pa.table(columns)
 
 
-def _column(session: Session, name: str) -> Any:
-    if session._root is None:
-        return session._contents.column(name, 0, session.length)
-    return StoredLabels(session._root, session.extents.copied, session.path).column(name)
-
-
-def _column_of_records(session: Session, name: str) -> Any:
+def _column_of_records(session: Session, field: pa.Field) -> Any:
     """Take a column that came with the samples from their chunks; None if one of these does not read."""
     try:
         # A chunk before the root that does not read costs no sample.
         tables = filter(None, map(_sound_tables(session, []), session.chain.chunks))
     except CorruptArchiveError:  # the head of a sealed archive
         return None
-    schema = session._contents.schema if session._root is None else session._root.schema
-    return format.column_of_records(schema.field(name), tables, session.index.all_rows())
+    return format.column_of_records(field, tables, session.index.all_rows())
 
 
 def _schema_text(session: Session, number: int) -> str:

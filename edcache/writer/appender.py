@@ -454,7 +454,7 @@ class Appender:
             if format.is_widened(old, new):
                 parts = waiting_parts(self.chain, chunk.maker)
                 contents = Contents(self.chain, self.file.pread, self.table, parts=parts)
-                column = pa.chunked_array([contents.column(name, 0, contents.length)])
+                column = pa.chunked_array([contents.column(name)])
                 format.check_widened(name, column, new, self.path)
         return format.cast_table(labels, schema, self.path)
 

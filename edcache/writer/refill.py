@@ -59,7 +59,7 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     others = [one for one in waiting_parts(chain, maker) if one.maker != maker]
     contents = Contents(chain, appender.file.pread, appender.table, parts=others)
     if KEY_COLUMN in contents.schema.names:
-        keyed.check_kind(contents.column(KEY_COLUMN, 0, contents.length), job.path)
+        keyed.check_kind(contents.column(KEY_COLUMN), job.path)
     places = _places(keyed, contents)
     todo = keyed.firsts[places[keyed.firsts] < 0]
     is_shown = (places >= 0) & (places < contents.length - contents.part_count)
@@ -119,9 +119,7 @@ def _places(keyed: Keyed, contents: Contents) -> Ints:
         return places
     is_present = np.zeros(contents.length, np.bool_)
     is_present[contents.held()] = True
-    columns = {
-        name: contents.column(name, 0, contents.length) for name in identity.KEYED_COLUMNS if name in names
-    }
+    columns = {name: contents.column(name) for name in identity.KEYED_COLUMNS if name in names}
     own, samples = Keyed.stored(columns, is_present)
     at = keyed.places_in(own)
     places[at >= 0] = samples[at[at >= 0]]

@@ -245,7 +245,7 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
     if order is None:
         yield from (contents.column(name, start, stop) for start, stop in contents.windows())
         return
-    whole = contents.column(name, 0, contents.length)
+    whole = contents.column(name)
     for start in range(0, len(order), format.WINDOW):
         chosen = order[start : start + format.WINDOW]
         yield whole.take(format.from_numpy(chosen, pa.int64(), ~_are_there(chosen, len(whole))))
@@ -350,7 +350,7 @@ def _changed(
         )
     if change.index is None:
         return given
-    there = contents.column(name, 0, length) if is_there else pa.nulls(length)
+    there = contents.column(name) if is_there else pa.nulls(length)
     tables = [pa.table({name: one}) for one in (there, given)]
     both = format.unify(tables, appender.path).column(name)
     pick = np.arange(length)
