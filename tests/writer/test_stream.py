@@ -207,7 +207,7 @@ def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
     first = subprocess.Popen([sys.executable, script])
     second = subprocess.Popen([sys.executable, script])
     limit = time.monotonic() + 60
-    while (found := store_at(path).found()) is None or found.present < 5:
+    while (found := store_at(path).found()) is None or found.session.index.present < 5:
         assert time.monotonic() < limit
     first.kill()
     first.wait()
