@@ -232,12 +232,15 @@ def goes_on(data: bytes, rebooted: bool) -> State | None:
 def lost(before: State | None, found: State, kind: Kind) -> Iterator[str]:
     """What a writer has lost that went on: of what a reader had before it; of all, if a reader was told of damage.
 
-    It may have the newest of a sample: in another boot it recovers records of a chunk that the file does not hold whole.
+    It may have the newest of a sample: in another boot it recovers records of a chunk that was cut.
     """
     newest = kind.states[-1]
     expected = newest if before is None else before
     for index, version in ({12: NEW} | expected.samples).items():
-        if not isinstance(version, str) and found.samples.get(index) not in (version, newest.samples.get(index)):
+        if not isinstance(version, str) and found.samples.get(index) not in (
+            version,
+            newest.samples.get(index),
+        ):
             yield f"went on, and sample {index} has version {found.samples.get(index)}, not {version}"
     if found.samples.keys() - newest.samples.keys() - {12}:
         yield f"went on, and there are samples {list(found.samples)}"
