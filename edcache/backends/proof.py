@@ -11,7 +11,7 @@ from edcache.format import Chain, Header
 from edcache.storage import ByteSource, File
 
 _THREADS: Final = 8
-# Of bytes that a copy has, damaged perhaps, and its origin: so that they can come twice from there.
+# Count the copy, whose bytes may be damaged, and two answers of its origin, which are compared.
 LEAST_TRIES: Final = 3
 
 

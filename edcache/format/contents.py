@@ -299,10 +299,7 @@ class StoredLabels:
     """
 
     def __init__(
-        self,
-        root: Root,
-        read: Callable[[Sequence[Place]], Sequence[memoryview | None]],
-        where: str,
+        self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
     ) -> None:
         self.num_rows = root.length
         self._root, self._read, self._where = root, read, where

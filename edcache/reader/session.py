@@ -244,7 +244,7 @@ class Session:
 
     @once
     def labels(self) -> Labels:
-        """Label columns, with one row per sample; each is read at its first use, but for salvage."""
+        """Columns with one value per sample. Each is read at its first use; salvage reads all now."""
         stored: Contents | StoredLabels = (
             self._contents if self._root is None else StoredLabels(self._root, self.extents.copied, self.path)
         )
@@ -505,7 +505,7 @@ class Session:
     # --- growth, and copies ---
 
     def is_outdated_by(self, file: ByteSource) -> bool:
-        """True if the file that has the path now, open anew, has more than this session, or was saved over it.
+        """True if a file, which has the path now, has entries that are not read here, or was saved over this one.
 
         Raises: StaleArchiveError, it is another archive.
         """

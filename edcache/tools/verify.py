@@ -260,7 +260,7 @@ class Survey:
         """Compare the end of the file with the end of the chain; a torn tail is no damage."""
         chain = self.chain
         damage = format.find_damage(chain, self._pread, self._file.next_data, self.size, is_fresh=True)
-        # What others appended meanwhile is whole by now.
+        # Read on: entries that others appended meanwhile are whole by now.
         if damage is not None and not chain.copy().extend(self._pread, self._file.size()):
             self._problem(chain.cursor.offset, damage)
 

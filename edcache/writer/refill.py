@@ -34,7 +34,7 @@ from edcache.writer.loop import Presence
 from edcache.writer.match import tells_source
 from edcache.writer.seal import Order
 
-# What makes the samples, in a fingerprint; its other entries tell how many there are, and seconds.
+# Entries of a fingerprint that tell how samples are made. The others tell their number, and seconds.
 _MAKING = "settings", "asks", "code"
 
 
