@@ -15,7 +15,7 @@ from edcache.format import KEY_COLUMN, Chain, Failure, Head, Place, shown_key
 from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
-from edcache.writer.appender import Appender, check_order
+from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.source import is_stream, text_of, traceback_of
@@ -107,14 +107,11 @@ class Job:
         """Open the archive, or make it. If the source is longer and `grow` allows it, the archive gets its length.
 
         With keys the length is neither compared nor changed.
-        Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns;
-        StaleArchiveError, another process gave its samples another order since this fill began.
+        Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns.
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         with base.on_error(appender.close):
             check_origin(self.path, appender.chain.origin, self.recipe)
-            root = appender.chain.root_header
-            check_order(appender.chain, not self.since or root is None or root.number < self.since)
             adopt_labels(appender.head, self.spec, self.path)
             has_keys = self.keyed is not None or self.todo is not None
             length = None if has_keys else self.head.length

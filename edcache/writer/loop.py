@@ -59,7 +59,8 @@ class Presence:
     """State of each sample that a fill is to compute, with the entries of all processes.
 
     Args:
-        length: samples of the source. since: failures of entries before this number are tried again.
+        length: samples of the source. since: number of the first entry behind the ones that the fill began with.
+            Failures before it are tried again.
         todo: samples of the fill; None: all. In the parts of a maker they have the numbers of the source.
     Attributes:
         state: uint8 [n], the states above, of the samples of the fill in their order. count: samples with a record.
@@ -75,7 +76,6 @@ class Presence:
         self.state = np.full(length if self._todo is None else len(self._todo), MISSING, np.uint8)
         self.count = 0
         root = appender.chain.root
-        self._index = None if root is None else root.index
         if root is not None and not self._maker:
             chain = appender.chain
             self._take(Contents(chain, appender.file.pread, appender.table).held())
@@ -85,11 +85,12 @@ class Presence:
     def update(self) -> int:
         """Take in the entries published since the last call; returns the number of new samples.
 
-        Raises: StaleArchiveError, another process has sealed the archive, and the parts before count no more.
+        Raises: StaleArchiveError, another process has given the samples other numbers since the fill began. A worker
+        that opens the archive then would find none of them.
         """
         self._appender.catch_up()
         chain = self._appender.chain
-        if self._maker and chain.root is not None and chain.root.index != self._index:
+        if chain.is_reordered and chain.root_header is not None and chain.root_header.number >= self._since:
             raise other_order(chain.where)
         if chain.cursor.number == self._entries:
             return 0

@@ -23,6 +23,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, OptionError, StaleCacheError
 from edcache.errors import CorruptArchiveError, MissingSampleError, UnknownLabelError
 from edcache.reader import Reader
+from edcache.writer.appender import Appender
 from tests.conformance import reference
 from tests.kit.damage import flipped
 from tests.kit.likeness import same
@@ -606,6 +607,25 @@ def test_what_another_process_published_meanwhile_is_not_computed_again(path, lo
     monkeypatch.setattr(filling, "check_before", late)
     take_calls(log)
     check(filled(Named(log, "abcd"), path), "abcd", {})
+    assert take_calls(log) == ["c", "d"]
+    assert sorted(path.parent.iterdir()) == [path, log]
+
+
+def test_a_worker_that_opens_the_archive_while_another_process_seals_it_computes_nothing(
+    path, log, monkeypatch
+):
+    filled(Named(log, "ab"), path)
+    recover, calls = Appender.recover, []
+
+    def late(appender):
+        calls.append(appender)
+        if len(calls) == 2:  # of the worker, which has opened the archive
+            filled(Named(log, "abcd"), path)
+        recover(appender)
+
+    monkeypatch.setattr(Appender, "recover", late)
+    take_calls(log)
+    check(filled(Named(log, "abcd"), path, num_workers=1, multiprocessing_context="fork"), "abcd", {})
     assert take_calls(log) == ["c", "d"]
     assert sorted(path.parent.iterdir()) == [path, log]
 
