@@ -23,6 +23,8 @@ _MAX_LEVEL = 22
 _MIN_THREADED = 1 << 20
 # zstd's block of one repeated byte: 4 bytes for 128 KiB.
 _MOST_RATIO = 1 << 15
+# Largest window that a frame may ask for.
+_MOST_WINDOW = 1 << 31
 _TEXT = re.compile(r"zstd(?::(?P<level>[0-9]{1,2}))?")
 
 
@@ -80,6 +82,18 @@ def content_nbytes(frame: Buffer) -> int:
     if not 0 <= nbytes <= len(frame) * _MOST_RATIO:
         raise CorruptRecordError(f"a zstd frame of {len(frame):,} bytes says that it has {nbytes:,}")
     return int(nbytes)
+
+
+def content_start(frame: Buffer, nbytes: int) -> bytes:
+    """Return the first bytes of the content of a zstd frame; fewer if it has no more. Raises: CorruptRecordError."""
+    import zstandard
+
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW).stream_reader(frame) as reader:
+            start: bytes = reader.read(nbytes)
+    except zstandard.ZstdError as error:
+        raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
+    return start
 
 
 def decompress(frame: Buffer, nbytes: int) -> bytes:

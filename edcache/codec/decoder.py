@@ -15,7 +15,7 @@ import numpy as np
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, once
 from edcache.codec import classes
-from edcache.codec.compression import content_nbytes, decompress
+from edcache.codec.compression import content_nbytes, content_start, decompress
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.images import Decoding
@@ -25,6 +25,9 @@ from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, 
 
 # Characters of all schemas whose decoders are kept.
 _KEPT_TEXT = 1 << 18
+
+# Frames that say more bytes, and more of them a byte of their own, are looked into.
+_GREAT_NBYTES, _GREAT_RATIO = 1 << 20, 64
 
 # Record, spans of its variable leaves, and for aliasing reads the record as an array that looks writable.
 _Read = Callable[[memoryview, list[LeafSpan], "Array | None"], Any]
@@ -100,9 +103,16 @@ class Decoder:
             raise CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {self.fixed_nbytes:,}")
 
     def content_nbytes(self, frame: memoryview) -> int:
-        """Read the bytes of a compressed record from its header. Raises: CorruptRecordError, as `check_nbytes`."""
+        """Read the bytes of a compressed record from its header, which a forged frame may overstate.
+
+        Where it says many times the bytes of the frame, the slots of the variable leaves must say the same.
+        Raises: CorruptRecordError, as `check_nbytes`.
+        """
         nbytes = content_nbytes(frame)
         self.check_nbytes(nbytes)
+        is_great = nbytes > max(_GREAT_NBYTES, _GREAT_RATIO * len(frame))
+        if is_great and self.nbytes is None and self.layout is not None:
+            self.layout.locate(memoryview(content_start(frame, self.layout.data_offset)), nbytes)
         return nbytes
 
     def decompressed(self, frame: memoryview) -> memoryview:

@@ -244,10 +244,13 @@ class Layout:
         self.data_offset = self.slots_offset + self.slots.size
         self.nbytes = None if self.variable else end
 
-    def locate(self, record: memoryview) -> list[LeafSpan]:
-        """Return the spans of the variable leaves; CorruptRecordError if they do not fill the record."""
-        total = record.nbytes
-        if total < self.data_offset:
+    def locate(self, record: memoryview, nbytes: int | None = None) -> list[LeafSpan]:
+        """Return the spans of the variable leaves; CorruptRecordError if they do not fill the record.
+
+        nbytes: of the record, if only its begin is given, up to the data.
+        """
+        total = record.nbytes if nbytes is None else nbytes
+        if min(total, record.nbytes) < self.data_offset:
             raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
         slots = self.slots.unpack_from(record, self.slots_offset)
         spans: list[LeafSpan] = []
