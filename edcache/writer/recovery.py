@@ -186,10 +186,9 @@ class Aside:
         found = format.later_headers(file.pread, file.next_data, format.PAGE, file.size(), uuid)
         headers = [one for at, one in found if at == one.offset]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
-        alone = [one for one in headers if one.kind in _ALONE]
-        plain = [one for one in alone if one.number < first_root]
+        plain = [one for one in headers if one.kind in _ALONE and one.number < first_root]
         # A root may name records that no chunk names any more.
-        self._is_all = plain == alone and format.read_root(file.pread, file.size(), file.path) is None
+        self._is_all = plain == headers and format.read_root(file.pread, file.size(), file.path) is None
         chunks = [one for one in plain if one.kind != format.NOTE]
         self.chunks = [chunk for header in chunks for chunk in recovered(file, header, np.empty(0, np.int64))]
         self.notes = [
@@ -250,7 +249,7 @@ class Aside:
         kept = _free_name(f"{self._file.path}-kept")
         storage.replace(self._file.path, kept)
         base.warn(
-            f"{kept}: samples of a seal that a power cut took are kept here: "
+            f"{kept}: entries of a seal that a power cut took are kept here: "
             f'"edcache copy {kept} -o NEW --skip-damaged" reads them',
             PartialArchiveWarning,
         )
@@ -265,15 +264,15 @@ def _uuid_of(file: File) -> bytes | None:
 
 
 def _holds_entries(file: File, chain: Chain) -> bool:
-    """True if entries that stand alone follow the end of a chain, or a seal.
+    """True if an entry follows the end of a chain in its place, or a seal.
 
-    The seal may name records that no chunk names. Of an entry that the file does not hold whole, records may be sound.
+    Of an entry that the file does not hold whole, records may be sound.
     """
     size = file.size()
     later = format.later_headers(file.pread, file.next_data, chain.end, size, chain.head.uuid)
-    alone = any(header.kind in _ALONE and at == header.offset for at, header in later)
     sealed = format.read_root(file.pread, size, file.path)
-    return alone or (sealed is not None and sealed[1].offset > chain.end)
+    is_sealed = sealed is not None and sealed[1].offset > chain.end
+    return is_sealed or any(at == header.offset for at, header in later)
 
 
 def _copy(source: File, target: File, start: int, stop: int) -> None:

@@ -38,7 +38,7 @@ from edcache.writer import Appender, new_head
 pytestmark = [
     pytest.mark.spread,
     # A seal that was never synced may know samples that no chunk knows.
-    pytest.mark.filterwarnings("ignore:.*samples of a seal that a power cut took are kept here"),
+    pytest.mark.filterwarnings("ignore:.*entries of a seal that a power cut took are kept here"),
 ]
 
 KILLS = 5 * SCALE

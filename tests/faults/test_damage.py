@@ -155,7 +155,7 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
     with replace_system(disk):
         with pytest.warns(
-            edcache.errors.PartialArchiveWarning, match="samples of a seal that a power cut took"
+            edcache.errors.PartialArchiveWarning, match="entries of a seal that a power cut took"
         ):
             edcache.CachedDataset(source, PATH, **options).close()
         assert disk.files().keys() == {PATH, f"{PATH}.edcache.cut-kept"}

@@ -270,7 +270,7 @@ def test_samples_behind_a_seal_that_is_lost_are_kept_beside_if_not_in_it(path):
     (kept,) = {*path.parent.iterdir()} - {path}
     (line,) = told
     assert line == (
-        f"{kept}: samples of a seal that a power cut took are kept here: "
+        f"{kept}: entries of a seal that a power cut took are kept here: "
         f'"edcache copy {kept} -o NEW --skip-damaged" reads them'
     )
     new = path.with_name("new.zip")
@@ -320,7 +320,7 @@ def test_new_samples_of_a_refill_by_keys_whose_seal_is_lost_wait_for_the_next(pa
     damage(path, index["offset"] + index["nbytes"])
     with (
         replace_system(Rebooted()),
-        pytest.warns(PartialArchiveWarning, match=r"edcache\.cut-kept: samples of a seal"),
+        pytest.warns(PartialArchiveWarning, match=r"edcache\.cut-kept: entries of a seal"),
     ):
         assert edcache.writer.recover(str(path))
     assert versions(path) == {0: 0, 1: 0, 2: 0}
