@@ -48,11 +48,12 @@ class Chunk:
 
     @classmethod
     def stored(cls, file: ByteSource, header: Header, table: ChunkTable) -> Chunk:
-        """Read a chunk of a file; a record that is damaged there stays so."""
+        """Read a chunk of a file; a record that is damaged there stays so. Behind the end of the file are zeros."""
         start = format.records_offset(header)
         rows = table.rows.copy()
         rows["offset"] -= np.uint64(start)
-        data = file.pread(start, header.payload_end - start)
+        nbytes = header.payload_end - start
+        data = file.pread(start, nbytes).ljust(nbytes, b"\0")
         return cls(table.samples, rows, table.labels, list(table.schemas), data, maker=header.maker)
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterable
@@ -249,6 +250,21 @@ def test_chunks_behind_a_lost_header_keep_the_newer_of_two_values(path):
     damage(path, place(path, "header", 1), place(path, "record", 0))
     recover(path)
     sound(path, {0: 0, 1: 1, 2: 0, 4: 1, 5: 2})
+
+
+@pytest.mark.parametrize(("nbytes", "left"), [(1, 4), (7, 4), (8, 3), (208, 3), (209, 3), (215, 3), (216, 2)])
+def test_a_record_whose_last_zeros_are_beyond_the_end_of_the_file_is_kept(path, nbytes, left):
+    """A power cut may take the end of the file; a small number ends with 7 zeros."""
+    with CacheWriter(path, chunk_size=2, sync="never") as writer:
+        writer.extend({"y": k + 1, "x": np.zeros(50, np.float32)} for k in range(4))
+        writer.abort()
+    os.truncate(path, path.stat().st_size - nbytes)
+    recover(path)
+    with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
+        assert [cache[k]["y"] for k in range(len(cache))] == [1, 2, 3, 4][:left]
+    with CacheWriter(path, "a") as writer:
+        writer.append({"y": 9, "x": np.zeros(50, np.float32)})
+    assert edcache.verify(path).problems == []
 
 
 # --- seals ---
