@@ -280,7 +280,7 @@ def _check(path: str, head: Head, recipe: Recipe) -> Difference | None:
         return None
     found = identity.compare(head.fingerprint, recipe)
     if found.settings:
-        remedy = "use another path, or delete the file, as cache_clear() of memoize does"
+        remedy = "use another path, or delete the file"
         text = identity.stale_message(path, recipe, found.settings, remedy)
         raise StaleCacheError(text, path=path, option="fingerprint")
     return found
