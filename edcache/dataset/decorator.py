@@ -8,9 +8,10 @@ import inspect
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, SourceError, StaleCacheError, takes
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# Longest time of a call and a sample that is compared though nothing asks.
+_CHEAP_SECONDS: Final = 0.5
+
 # The result of comparing an archive with a call, for the fill that may follow.
-_Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
+_Verdict = Literal["same", "rebuild", "compare nothing"]
 
 
 @base.cut_traceback
@@ -53,6 +57,8 @@ class CachedFactory(Generic[P, T_co]):
         self._path, self._on_stale = path, on_stale
         self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
+        # Paths of archives that this process has filled, or of which it has compared a sample.
+        self._compared = set[str]()
 
     def __repr__(self) -> str:
         return f"<cachable {identity.qualified_name(self.uncached)}>"
@@ -84,7 +90,7 @@ class CachedFactory(Generic[P, T_co]):
         archive, is_other = store.found(self._read_options), False
         if archive is not None and archive.session.complete and not options.grow:
             verdict = self._check(archive.session, call, adds=False)
-            if verdict == "asks" and self._is_other(archive.session, call, args, kwargs):
+            if verdict == "same" and self._is_other(archive.session, call, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
@@ -92,15 +98,33 @@ class CachedFactory(Generic[P, T_co]):
                     archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
             is_other = True
+        self._compared.add(store.path)
+        began = time.monotonic()
         source = self.uncached(*args, **kwargs)
+        call = replace(call, seconds=time.monotonic() - began)
         return self._filled(store, archive, source, call, is_other)
+
+    def _is_due(self, job: writer.Job, session: Session) -> bool:
+        """True if a sample is to be compared though nothing asks, once in this process: it costs little time."""
+        first = identity.FirstSample.of(session.origin.fingerprint)
+        if first is None or session.path in self._compared or not writer.is_due(job, session, adds=False):
+            return False
+        self._compared.add(session.path)
+        return bool(job.options.spot_check) or first.call_seconds + first.seconds <= _CHEAP_SECONDS
 
     def _is_other(
         self, session: Session, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Run the function, and compare a sample by `on_stale`, since something asks; True to build it again."""
+        """Run the function if something asks, or if that is cheap, and compare a sample by `on_stale`.
+
+        Returns: True to build it again. Where nothing asks, data that is elsewhere is no error, and no word.
+        """
         found, options = identity.compare(session.origin.fingerprint, call), FillOptions.part_of(self.options)
         job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
+        if options.spot_check is False or not (found.asking or self._is_due(job, session)):
+            return False
+        if not found.asking:
+            job = replace(job, options=replace(options, progress=False))
         try:
             try:
                 with base.foreign_code(self._failure):
@@ -162,10 +186,7 @@ class CachedFactory(Generic[P, T_co]):
         changed = found.settings
         changed += label_differences(origin, self.options.in_memory_keys, session.complete)
         if not changed:
-            if on_stale == "ignore":
-                return "compare nothing"
-            is_asked = self.options.spot_check is not False and found.asking
-            return "asks" if is_asked else "same"
+            return "compare nothing" if on_stale == "ignore" else "same"
         if on_stale == "rebuild":
             return "rebuild"
         # Another name, and what a source says, may be let pass; another call of the function never.
@@ -245,10 +266,11 @@ def cachable(
         StaleCacheError: in a call, see on_stale.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, nor `__edcache_fingerprint__` of its dataset, unless
-    `grow=True`, or changed code or an object of a library asks for a sample. If it is not, a call computes only the
-    missing samples.
-    Cost: opening a complete archive takes milliseconds.
+    If the archive is complete, a call runs the function and compares a sample, another one each time: once in each
+    process, if that took at most half a second at the fill, or if changed code or an object of a library asks. Where
+    nothing asks, a function that fails here is no error. `spot_check=False` runs nothing, `spot_check=8` compares
+    eight samples, however slow. If the archive is not complete, a call computes only the missing samples.
+    Cost: opening a complete archive takes milliseconds, and the time of that sample.
     Safety: any number of processes may make the same call at the same time. They share the work, unless lazy=True.
 
     >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])

@@ -72,17 +72,19 @@ class FirstSample:
     """First sample of a fill, computed several times.
 
     Attributes: seconds: to compute one. repeats: False if it is another one each time. rounding: distances of two
-        computations, by field; a distance of 0 is left out.
+        computations, by field; a distance of 0 is left out. call_seconds: of the call that made the source.
     """
 
     seconds: float
     repeats: bool = True
     rounding: Mapping[str, float] = field(default_factory=dict)
+    call_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of the entry."""
         text = {name: float(f"{distance:.2g}") for name, distance in self.rounding.items()}
-        return {"seconds": float(f"{self.seconds:.2g}"), "repeats": self.repeats, "rounding": text}
+        made = {"seconds": float(f"{self.seconds:.2g}"), "repeats": self.repeats, "rounding": text}
+        return made | ({"call_seconds": float(f"{self.call_seconds:.2g}")} if self.call_seconds else {})
 
     @classmethod
     def of(cls, fingerprint: Mapping[str, Any] | None) -> FirstSample | None:
@@ -90,10 +92,10 @@ class FirstSample:
         value = (fingerprint or {}).get(ENTRY)
         if not isinstance(value, dict) or not isinstance(rounding := value.get("rounding"), dict):
             return None
-        seconds = value.get("seconds")
-        if not all(isinstance(one, int | float) for one in (seconds, *rounding.values())):
+        seconds, call_seconds = value.get("seconds"), value.get("call_seconds", 0.0)
+        if not all(isinstance(one, int | float) for one in (seconds, call_seconds, *rounding.values())):
             return None
-        return cls(float(seconds or 0), value.get("repeats") is not False, rounding)
+        return cls(float(seconds or 0), value.get("repeats") is not False, rounding, float(call_seconds))
 
 
 def with_entry(fingerprint: dict[str, Any], origin: Mapping[str, Any] | None) -> dict[str, Any]:

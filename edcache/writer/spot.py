@@ -68,6 +68,7 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
             "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
         )
     job = with_state(job, again.state)
+    first = replace(first, call_seconds=0.0 if job.recipe is None else job.recipe.seconds)
     fingerprint = {**(job.head.fingerprint or {}), identity.ENTRY: first.to_json()}
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
@@ -122,7 +123,7 @@ def check_open(job: Job, session: Session) -> None:
     Raises: StaleCacheError, it is another one.
     """
     # Nothing is added here: a lazy cache adds samples later, as they are read.
-    most = _count(job, session) if _is_due(job, session, adds=False) else 0
+    most = _count(job, session) if is_due(job, session, adds=False) else 0
     chosen = _chosen(job, session, _tries(job, most))
     _compare(job, session, [(index, index) for index in chosen], most, compute_again)
 
@@ -142,7 +143,7 @@ def check_before(job: Job, known: Known | None = None) -> None:
         root = session.root
         if known is not None and (None if root is None else root.index) != numbered_by:
             raise other_order(job.path)
-        most = _count(job, session) if _is_due(job, session, adds=True) else 0
+        most = _count(job, session) if is_due(job, session, adds=True) else 0
         if positions is None or places is None:
             chosen = _chosen(job, session, _tries(job, most))
             pairs = [(index, index) for index in chosen if is_stream(job.source) or index < job.length]
@@ -176,7 +177,7 @@ def compared(source: Any, session: Session, most: int) -> dict[int, Other]:
     return found
 
 
-def _is_due(job: Job, session: Session, *, adds: bool) -> bool:
+def is_due(job: Job, session: Session, *, adds: bool) -> bool:
     """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank.
 
     adds: True if others are to be added; then also if the archive tells no time, as one that reads fill.
