@@ -57,7 +57,7 @@ class CachedFactory(Generic[P, T_co]):
         self._path, self._on_stale = path, on_stale
         self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
-        # Paths of archives that this process has filled, or of which it has compared a sample.
+        # Paths of archives that this process has filled, or has compared a sample with.
         self._compared = set[str]()
 
     def __repr__(self) -> str:

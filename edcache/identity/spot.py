@@ -7,7 +7,7 @@ A sample that is computed again shows what any of them changes.
   once alone and once in a batch. `learned` keeps how far the two differ, field by field: mostly not at all, and by the
   rounding of a model otherwise. If they differ by more, the samples do not repeat, and are never compared.
 - Later, `find_other` compares a recomputed sample with its record. A field is another one if its type or its dtype is.
-  Otherwise its kind says what is right, and what is near, which is right where nothing asks:
+  Otherwise its kind says which distance is right, and which is near, so that it is right where nothing asks:
 
     kind of a field                    right                                   near
     text, bytes, ints, bools           equal                                   -
@@ -15,8 +15,8 @@ A sample that is computed again shows what any of them changes.
     floats of an array or a tensor     3e-6 of the norm, or the eps of         -
                                        its dtype: other threads differ by
                                        6e-7 in float32, 1e-3 in bfloat16
-    any float of which the fill        the same, or ten times what it saw      2 % of the norm, as other processors
-      saw rounding, as of a model                                              and libraries differ
+    any float that the fill saw        the same, or ten times what it saw      2 % of the norm, as other processors
+      rounded, as of a model                                                   and libraries differ
     a photo of uint8                   equal                                   two levels a number, half a level in
                                                                                the mean, as other JPEG decoders
   A mask of classes, which has few levels, is no photo.
