@@ -177,12 +177,16 @@ class ChunkBuilder:
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
 
-    def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
+    def add_made(
+        self, indices: Sequence[int], made: Columns | list[Any] | SourceError | Failure, row: int
+    ) -> int:
         """Add samples that an engine made, from `row` on, or refuse one that raised; returns how many it took."""
         if isinstance(made, list):
             self.add(indices[row], made[row])
         elif isinstance(made, Columns):
             return self.add_columns(indices, made, row)
+        elif isinstance(made, Failure):
+            self.failures.append(made)
         else:
             self.refuse(indices[row], made)
         return 1
