@@ -101,7 +101,7 @@ def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     """
 
     def append() -> None:
-        with closing(Appender.open(path, head, mode="r+", sync=sync)) as appender:
+        with closing(Appender.open(path, None, sync=sync)) as appender:
             if appender.head.uuid != head.uuid:
                 raise StaleArchiveError(
                     f"{path}: another archive is here now than the one that was opened; open it again",

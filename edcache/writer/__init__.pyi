@@ -1,4 +1,5 @@
 from .appender import Appender as Appender
+from .appender import Claims as Claims
 from .appender import recover as recover
 from .appender import retry_if_replaced as retry_if_replaced
 from .builder import ChunkBuilder as ChunkBuilder

@@ -168,9 +168,9 @@ class Appender:
     def open(
         cls,
         path: str | os.PathLike[str],
-        head: Head,
+        head: Head | None,
         *,
-        mode: Literal["r+", "a", "x"],
+        mode: Literal["a", "x"] = "a",
         sync: Sync = "seal",
         begins_anew: Callable[[Head], bool] | None = None,
         joins: bool = False,
@@ -179,18 +179,19 @@ class Appender:
 
         Of an archive nothing changes. `recover` mends it; the first publication does, if the caller does not.
 
-        mode: as of `File.open`; with "r+" a file without a head is no archive.
+        head: None opens an archive that is there. mode: as of `File.open`, with a head.
         begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
             first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
         """
         name = os.fspath(path)
-        storage.make_parent(name)
+        if head is not None:
+            storage.make_parent(name)
         if begins_anew is not None:
             discard_abandoned(name, begins_anew)
-        file = File.open(name, mode)
+        file = File.open(name, "r+" if head is None else mode)
         with on_error(file.close), file.locked(format.LOCK_APPEND):
-            if mode != "r+" and lacks_head(file, head):
+            if head is not None and lacks_head(file, head):
                 # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
                 if file.size():
                     file.truncate(0)
@@ -199,7 +200,7 @@ class Appender:
                 file.sync()
                 storage.sync_directory(os.path.dirname(name))
             appender = cls(file, *format.read_head(file.pread, name), sync)
-            appender._look()
+            appender.catch_up()
             check_writable(appender.chain)
             appender._was_reordered = appender.chain.is_reordered
             if joins:
@@ -216,15 +217,19 @@ class Appender:
         Raises: CorruptArchiveError, the archive is damaged, or the next seal could not read what it needs;
         LaterReleaseError.
         """
-        self.check_usable()
-        with self.file.locked(format.LOCK_APPEND):
+        with self._locked():
             self._recover(appends=True)
 
     def _recover(self, appends: bool) -> None:
         """See `recover`. The append lock is held. appends: True if samples will be appended, and sealed."""
-        self._look()
-        is_fresh = storage.is_fresh(self.file)
-        self._refuse_damage(is_fresh)
+        file, is_fresh = self.file, storage.is_fresh(self.file)
+        damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
+        if damage is not None:
+            raise CorruptArchiveError(
+                f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
+                '--skip-damaged" keeps what is sound',
+                path=self.path,
+            )
         loss = format.NO_LOSS if is_fresh else self._find_loss()
         if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
@@ -282,18 +287,6 @@ class Appender:
         self._seconds = seconds
         self.sync()
 
-    def _refuse_damage(self, is_fresh: bool) -> None:
-        """Raise CorruptArchiveError if no torn tail stands behind the end; LaterReleaseError, as `check_writable`."""
-        check_writable(self.chain)
-        file = self.file
-        damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
-        if damage is not None:
-            raise CorruptArchiveError(
-                f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
-                '--skip-damaged" keeps what is sound',
-                path=self.path,
-            )
-
     def _check_tables(self, lost: Collection[int]) -> None:
         """Read the tables of the chunks behind the last root, as a seal does.
 
@@ -315,24 +308,27 @@ class Appender:
     def catch_up(self) -> None:
         """Take in the entries that others published since; reads headers only and takes no lock."""
         self.check_usable()
-        self._look()
-
-    def _look(self) -> None:
         self.chain.extend(self.file.pread, self.file.size())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the append lock for the block, with the entries of others taken in. Raises: LaterReleaseError."""
+        self.check_usable()
+        with self.file.locked(format.LOCK_APPEND):
+            self.catch_up()
+            check_writable(self.chain)
+            yield
 
     @contextmanager
     def appending(self) -> Iterator[None]:
         """Hold the append lock for the block, with the entries of others taken in and no torn tail."""
-        self.check_usable()
-        with self.file.locked(format.LOCK_APPEND):
+        with self._locked():
             if not self.file.is_named():
                 raise StaleArchiveError(
                     f"{self.path}: deleted, or another file has taken its place, while it was open for "
                     "appending; open it again",
                     path=self.path,
                 )
-            self._look()
-            check_writable(self.chain)
             if not self._is_recovered or self.file.size() > self.chain.end:
                 self._recover(appends=False)
             else:
@@ -426,21 +422,19 @@ class Appender:
     def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:
         if chunk.continues:
             chunk = chunk.moved(self.chain.end_index)
-        labels = self.joinable(chunk)
-        group = EntryGroup(self.file, self.chain)
-        with self.giving_back_space():
+        labels = self._joinable(chunk)
+
+        def write(group: EntryGroup) -> None:
             entry = group.write_chunk(chunk, labels)
             if max_bytes is not None and entry.next > max_bytes:
                 text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
                 error = StorageError(text, path=self.path)
                 error.errno = errno.EFBIG
                 raise error
-            headers = group.headers(self.chain.durable)
-            group.publish(headers)
-        self._take_in(headers)
-        self._label_schema = headers[0], labels.schema
 
-    def joinable(self, chunk: Chunk) -> pa.Table:
+        self._label_schema = self._publish(write), labels.schema
+
+    def _joinable(self, chunk: Chunk) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
         Raises: LabelError, no type holds both; or floats come to a column with integers that a float would round.
@@ -471,22 +465,24 @@ class Appender:
 
     def _amend(self, changes: Mapping[str, object]) -> None:
         text = json.dumps(changes, ensure_ascii=True).encode("ascii")
+        name = f"notes/{self.chain.cursor.number:08d}"
+        self._publish(lambda group: group.entry(format.NOTE, name).write(text))
+
+    def _publish(self, write: Callable[[EntryGroup], None]) -> Header:
+        """Publish a chunk or a note, whose payload `write` writes; sync it if `sync=` says so."""
         group = EntryGroup(self.file, self.chain)
         with self.giving_back_space():
-            group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
+            write(group)
             headers = group.headers(self.chain.durable)
             group.publish(headers)
-        self._take_in(headers)
-
-    def _take_in(self, headers: list[Header]) -> None:
-        """Add a chunk or a note that was published to the chain, and sync it if `sync=` says so."""
-        header = headers[0]
         self.chain.add(self.file.pread, headers)
+        (header,) = headers
         self._has_unsynced = True
         if self._seconds is not None and time.monotonic() - self._synced >= self._seconds:
             self.sync()
         elif self.syncs:
             self.file.write_back(header.offset, header.next - header.offset)
+        return header
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
@@ -539,12 +535,11 @@ class Appender:
             )
         if self.file.closed:
             raise ArchiveError(f"{self.path}: closed; open it again to append", path=self.path)
-        if self._is_failed:
-            raise StorageError(
-                f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it "
-                "again, which checks what is there",
-                path=self.path,
-            )
+        raise StorageError(
+            f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it again, which "
+            "checks what is there",
+            path=self.path,
+        )
 
     def close(self) -> None:
         """Close the file without sealing; idempotent, and nothing in a process that inherited it.
@@ -588,16 +583,9 @@ def other_order(path: str) -> StaleArchiveError:
     )
 
 
-def recover(path: str) -> bool:
-    """Mend what a crash left of an archive, for a process that reads before it writes.
-
-    Returns: False if no file is there, or its creator did not live to write the head, and it holds nothing.
-    """
-    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
-        with file.locked(format.LOCK_APPEND):
-            if lacks_head(file):
-                return False
-            # It syncs what it changed, as the next writer may rely on it.
-            Appender(file, *format.read_head(file.pread, path), "seal")._recover(appends=False)
-        return True
-    return False
+def recover(path: str) -> None:
+    """Mend what a crash left of an archive, for a process that reads before it writes; nothing without a file there."""
+    # If it is replaced meanwhile, the other one is read. It syncs what it changed, as the next writer may rely on it.
+    gone = suppress(ArchiveNotFoundError, StaleArchiveError)
+    with gone, closing(Appender.open(path, None)) as appender, appender.appending():
+        pass

@@ -98,14 +98,9 @@ class ChunkBuilder:
         return len(self._rows) // 4
 
     @property
-    def is_full(self) -> bool:
-        """True if the pending samples make a whole chunk."""
-        return self.nbytes >= CHUNK_NBYTES or len(self) >= self._most
-
-    @property
     def is_due(self) -> bool:
         """True if the pending samples make a whole chunk, or have waited long enough."""
-        # Repeats the test of `is_full`: a call takes 1 % of the time of a small sample.
+        # Not `len(self)`: a call takes 1 % of the time of a small sample.
         if self.nbytes >= CHUNK_NBYTES or len(self._rows) >= 4 * self._most:
             return True
         now = time.monotonic()

@@ -7,6 +7,7 @@ samples that the archive has are left out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
@@ -34,7 +35,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 
     After an error, which is returned too, the chunks have the samples before it.
     """
-    builder = job.builder()
+    builder = job.builder(seconds=math.inf)
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
@@ -42,7 +43,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
             row = 0
             while row < len(part):
                 row += builder.add_made(part, made, row)
-                if builder.is_full:
+                if builder.is_due:
                     chunks.append(builder.take())
     except EdcacheError as raised:
         error = carried(raised)

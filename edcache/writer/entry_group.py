@@ -14,33 +14,27 @@ from edcache.writer.chunk import Chunk
 class Entry:
     """Entry whose payload is written piece by piece, and whose header is not written yet.
 
-    fields: of the `Header`, of a chunk its samples and its table.
+    place: of the payload that was written so far. fields: of the `Header`, of a chunk its samples and its table.
     """
 
     def __init__(self, file: File, kind: int, name: str, number: int, offset: int) -> None:
         self.kind, self.name, self.number, self.offset = kind, name, number, offset
         self.fields: dict[str, int] = {}
+        self.place = Place(offset + format.header_nbytes(name), 0, 0)
         self._file = file
-        self._start = offset + format.header_nbytes(name)
-        self._nbytes = self._crc32 = 0
 
     def write(self, data: Any) -> None:
         """Write the next bytes of the payload."""
-        nbytes = memoryview(data).nbytes
-        if nbytes:
-            self._file.pwrite(self._start + self._nbytes, data)
-            self._crc32 = format.crc32(data, self._crc32)
-            self._nbytes += nbytes
-
-    @property
-    def place(self) -> Place:
-        """Range and crc32 of the payload that was written so far."""
-        return Place(self._start, self._nbytes, self._crc32)
+        more = memoryview(data).nbytes
+        if more:
+            start, nbytes, crc = self.place
+            self._file.pwrite(start + nbytes, data)
+            self.place = Place(start, nbytes + more, format.crc32(data, crc))
 
     @property
     def next(self) -> int:
         """Offset of the next entry, if the payload is whole."""
-        return format.align(self._start + self._nbytes, format.PAGE)
+        return format.align(self.place.offset + self.place.nbytes, format.PAGE)
 
 
 class EntryGroup:
@@ -66,15 +60,12 @@ class EntryGroup:
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
-            headers.append(linked(self.header(entry, link, durable)))
+            _, nbytes, crc = entry.place
+            place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
+            header = Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
+            headers.append(linked(header))
             link = headers[-1].link_after
         return headers
-
-    def header(self, entry: Entry, link: int = 0, durable: int = 0) -> Header:
-        """Make the header of an entry. Without a link it only tells where the payload lies, and is not published."""
-        _, nbytes, crc = entry.place
-        place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
-        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
 
     def write_chunk(self, chunk: Chunk, labels: pa.Table) -> Entry:
         """Write the payload of a chunk or part. labels: as it has them, in the types that the archive needs."""

@@ -221,10 +221,10 @@ def _written_labels(
 
     def write(name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> None:
         nonlocal keys
-        table = None
-        if name == format.KEY_COLUMN and format.has_keys(kind):
-            table = _Keys(appender, order)
-        labels[name] = _write(group, name, kind, arrays if table is None else table.noting(arrays), is_added)
+        table = _Keys(appender, order) if name == format.KEY_COLUMN and format.has_keys(kind) else None
+        entry = group.entry(format.COLUMN, format.column_name(name))
+        format.write_column(entry.write, name, kind, arrays if table is None else table.noting(arrays))
+        labels[name] = Column(entry.place, format.type_to_json(kind), is_added)
         if name == format.KEY_COLUMN:
             keys = None if table is None else table.write(group)
 
@@ -254,15 +254,6 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
 def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
     """Mark the samples of an order that have a number in the chain: no gap."""
     return (samples >= 0) & (samples < length)
-
-
-def _write(
-    group: EntryGroup, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool
-) -> Column:
-    """Write a label column as an Arrow file."""
-    entry = group.entry(format.COLUMN, format.column_name(name))
-    format.write_column(entry.write, name, kind, arrays)
-    return Column(entry.place, format.type_to_json(kind), is_added)
 
 
 class _Keys:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
             cache = later.KeyedCache(path)
             cache.get_or_create("new", lambda: new)
             cache._session()._appender.amend(length=4)
-            cache.close(seal=True) if is_sealed else cache._session()._appender.close()
+            cache.close(seal=True) if is_sealed else cache._files.pop()._appender.close()
         else:
             w = later.CacheWriter(path, "a", sync="never")
             w.append(new)
@@ -148,7 +149,7 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
 
 def seal(path: Path) -> None:
     """Seal an archive that has a chunk behind its root, or not."""
-    with closing(edcache.writer.Appender.open(path, edcache.format.Head(bytes(16)), mode="r+")) as appender:
+    with closing(edcache.writer.Appender.open(path, None)) as appender:
         edcache.writer.seal(appender)
 
 
@@ -178,7 +179,7 @@ def create(path: Path) -> None:
 
 
 def recover(path: Path) -> None:
-    assert edcache.writer.recover(str(path))
+    edcache.writer.recover(str(path))
 
 
 def save_over(path: Path) -> None:
@@ -868,17 +869,16 @@ class TwoReleases(RuleBasedStateMachine):
             return
         later, twin = later_release(), self.path + ".twin"
         shutil.copy2(self.path, twin)
-        with quietly(), using(*self.on):
-            head = later.format.Head(bytes(16))
-            with closing(later.writer.Appender.open(twin, head, mode="r+", sync="never")) as appender:
-                start = appender.chain.cursor.offset
-                if kind == "payload" and self.kind == "samples":
-                    w = later.CacheWriter(twin, "a", sync="never")
-                    w.append(SAMPLES["leaf"])
-                    w.abort()
-                else:
-                    values = pa.table({"z": pa.nulls(len(self.state), pa.int64())})
-                    later.writer.seal(appender, later.writer.LabelChange(values))
+        opened = partial(later.writer.Appender.open, twin, None, sync="never")
+        with quietly(), using(*self.on), closing(opened()) as appender:
+            start = appender.chain.cursor.offset
+            if kind == "payload" and self.kind == "samples":
+                w = later.CacheWriter(twin, "a", sync="never")
+                w.append(SAMPLES["leaf"])
+                w.abort()
+            else:
+                values = pa.table({"z": pa.nulls(len(self.state), pa.int64())})
+                later.writer.seal(appender, later.writer.LabelChange(values))
         data = Path(twin).read_bytes()
         os.unlink(twin)
         is_seal = last_root(data) is not None
