@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from edcache import base, format, storage, writer
 from edcache.base import (
     ArchiveError,
     ArchiveExistsError,
-    CorruptArchiveError,
     CorruptRecordError,
     Ints,
     LaterReleaseError,
@@ -29,7 +28,7 @@ from edcache.base import (
     StaleArchiveError,
 )
 from edcache.dataset.root import Reading, Share
-from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
+from edcache.format import PRESENT, Failure, Head, Rows, pa
 from edcache.reader import OnProgress, Row, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
@@ -58,7 +57,7 @@ def save(
         nbytes = base.parsed_bytes(max_size)
         if nbytes is None:
             raise OptionError(f'save(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
-        parts = list(records.parts(nbytes))
+        parts = records.parts(nbytes)
         stem, ending = os.path.splitext(target)
         digits = max(_DIGITS, len(str(len(parts) - 1)))
         targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
@@ -222,17 +221,11 @@ class StoredRecords:
             )
         return session
 
-    def parts(self, max_size: int) -> Iterator[range]:
-        """Yield consecutive places whose records and labels have about `max_size` bytes, at least one place."""
+    def parts(self, max_size: int) -> list[range]:
+        """List consecutive places whose records and labels have about `max_size` bytes, at least one place."""
         nbytes = np.full(self.length, self.labels.nbytes // max(1, self.length))
         nbytes[self.places] += self.rows["nbytes"].astype(np.int64) + _ROW_NBYTES
-        ends = np.cumsum(nbytes)
-        start = 0
-        while start < self.length or not start:
-            before = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, before + max_size, "right")), start + 1)
-            yield range(start, min(stop, self.length))
-            start = stop
+        return [*_runs(nbytes, max_size)] or [range(0)]
 
     def _check_alike(self) -> None:
         """Raise OptionError if the archives store records in different ways."""
@@ -304,7 +297,7 @@ def _write(
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="a")) as out:
-            with _unmixed(records.sessions):
+            try:
                 absent = _copy_records(records, part, labels, out, on_progress)
                 _check_kept(target, records, len(part) - len(absent), least)
                 changes: dict[str, Any] = {}
@@ -322,18 +315,11 @@ def _write(
                 if left.num_columns:
                     seal(out, LabelChange(left, absent))
                 seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
+            finally:  # another archive may be written over one meanwhile
+                for session in records.sessions:
+                    session.check_same()
             with _replaceable(target, over):
                 out.move(target)
-
-
-@contextmanager
-def _unmixed(sessions: Sequence[Session]) -> Iterator[None]:
-    """Compare archives at the end of a block that takes their bytes: another one may be written over one meanwhile."""
-    try:
-        yield
-    finally:
-        for session in sessions:
-            session.check_same()
 
 
 def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:
@@ -366,8 +352,9 @@ def _copy_records(
     nbytes = records.rows["nbytes"]
     total = int(nbytes.sum())
     on_progress(int(nbytes[:low].sum()), total)
-    for chosen in _chunk_rows(nbytes[low:high]):
-        chosen += low
+    # Records of a few bytes take as much in the table.
+    for run in _runs(np.maximum(nbytes[low:high], 32).astype(np.int64), CHUNK_NBYTES):
+        chosen = np.arange(run.start, run.stop) + low
         sound, data = _read_sound(records, chosen)
         places = records.places[sound] - part.start
         has_record[places] = True
@@ -379,16 +366,15 @@ def _copy_records(
     return np.flatnonzero(~has_record)
 
 
-def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
-    """Yield the consecutive rows of each chunk, which is full at `CHUNK_NBYTES`."""
-    # Records of a few bytes take as much in the table.
-    ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
-        yield np.arange(first, last)
-        first = last
+def _runs(nbytes: Ints, most: int) -> Iterator[range]:
+    """Yield consecutive runs of items, each of at most `most` bytes together, or of one item."""
+    ends = np.cumsum(nbytes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + most, "right")), start + 1)
+        yield range(start, stop)
+        start = stop
 
 
 def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
@@ -469,12 +455,7 @@ def _published(session: Session) -> int:
     sealed = format.read_root(file.pread, session.size, session.path)
     if sealed is not None:
         return sealed[0].present
-    # Chunks before an index of another order have other numbers.
-    lost = [
-        one
-        for one in (chain.behind if chain.is_reordered else chain.chunks)
-        if not _is_readable(session, one)
-    ]
+    lost = [one for one in chain.behind if session.tables.get(one.number) is None]
     cut = format.later_headers(file.pread, file.next_data, chain.cursor.offset, session.size, chain.head.uuid)
     lost += [header for _, header in cut if header.kind == format.CHUNK]
     known = np.flatnonzero(session.index.all_rows()["flags"] & PRESENT)
@@ -483,14 +464,6 @@ def _published(session: Session) -> int:
         first, end = max(header.first, end), max(header.end, end)
         count += end - first - int(np.diff(np.searchsorted(known, [first, end]))[0])
     return count
-
-
-def _is_readable(session: Session, chunk: Header) -> bool:
-    try:
-        format.read_table(session.file.pread, chunk, session.path)
-    except CorruptArchiveError:
-        return False
-    return True
 
 
 @contextmanager

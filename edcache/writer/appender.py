@@ -230,35 +230,33 @@ class Appender:
                 '--skip-damaged" keeps what is sound',
                 path=self.path,
             )
-        loss = format.NO_LOSS if is_fresh else self._find_loss()
+        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
+        has_ended = not storage.exists(file.absolute + storage.RECOVERY)
+        mended = self.chain.lost if has_ended else ()
+        loss = format.NO_LOSS if is_fresh else format.find_loss(self.chain, file.pread, mended)
         if loss.end is not None:
-            self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
-            self.chain.extend(self.file.pread, loss.end)
+            self.chain = Chain(*format.read_head(file.pread, self.path), self.path)
+            self.chain.extend(file.pread, loss.end)
             self._was_reordered = self._was_reordered and self.chain.is_reordered
-        if appends or loss.chunks or self.file.size() > self.chain.end:
+        if appends or loss.chunks or file.size() > self.chain.end:
             self._check_tables([one.number for one in loss.chunks])
         if appends:
-            check_seal(self.chain, self.file.pread)
+            check_seal(self.chain, file.pread)
         self._is_recovered = True
         # In the same boot no entry that counts stands behind the end: it would be damage.
         is_needed = bool(loss.chunks or loss.ends)
-        aside = None if is_fresh else Aside.begin(self.file, self.chain, is_needed)
+        aside = None if is_fresh else Aside.begin(file, self.chain, is_needed)
         if aside is None:
             self._mend_end()
             return
         with closing(aside):
             for at, directory in loss.ends:
-                self.file.pwrite(at, directory)
+                file.pwrite(at, directory)
             self._mend_end()
             # Else a seal counts as it is, and only bytes behind it are gone.
             if loss.chunks or aside.chunks or aside.notes or not self.chain.sealed:
                 self._renew(loss.chunks, aside.chunks, aside.notes)
-            aside.end(self.file)
-
-    def _find_loss(self) -> format.Loss:
-        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
-        has_ended = not storage.exists(self.file.absolute + storage.RECOVERY)
-        return format.find_loss(self.chain, self.file.pread, self.chain.lost if has_ended else ())
+            aside.end(file)
 
     def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
         """Append the sound records of chunks that lost something, then a note that names these chunks as lost.
@@ -547,8 +545,8 @@ class Appender:
         StorageError if sync= is a number, and the last entries could not be synced.
         """
         try:
-            is_mine = not self.closed and self._pid == os.getpid() and not self._is_failed
-            if is_mine and self._has_unsynced and self._seconds is not None:
+            is_usable = not (self.file.closed or self._is_failed)
+            if is_usable and self._has_unsynced and self._seconds is not None:
                 self.sync()
         finally:
             self.file.close()

@@ -81,15 +81,14 @@ class CacheWriter:
         options = WriteOptions.of(options, keywords, "CacheWriter")
         codec, compression = options.codec, options.compression
         _check_mode(mode)
-        self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         self._spool = where.spool()
         if self._spool is not None:
             self._spool.begin(mode)
         local = where.local_path() if self._spool is None else self._spool.path
-        self._local = storage.followed(local) if self._replaces else local
-        self._session = temporary.start(self._local) if self._replaces else None
+        self._local = storage.followed(local) if mode == "w" else local
+        self._session = temporary.start(self._local) if mode == "w" else None
         work = self._local if self._session is None else self._session.path
         # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
         with base.on_error(self._close_session):
@@ -137,19 +136,12 @@ class CacheWriter:
             StorageError: the disk is full or fails. Stored samples are kept; the writer takes no more, and
                 mode="a" continues the archive at its `next_index`.
         """
-        if self._again is not None:
-            self._append_again(sample)
+        if self._again is None:
+            if not self._appending:
+                self._switch(appending=True)
+            self._add(self._appender.chain.end_index + len(self._builder), sample)
             return
-        if not self._appending:
-            self._switch(appending=True)
-        self._add(self._appender.chain.end_index + len(self._builder), sample)
-
-    def _append_again(self, sample: object) -> None:
-        """Store the next sample again, in an archive that lost records to a power cut.
-
-        A user who goes on at `next_index` gives all samples from the first lost one on.
-        """
-        assert self._again is not None
+        # A user who goes on at `next_index` gives all samples from the first lost one on.
         self.write(self._again, sample)
         self._again += 1
         if self._again >= self._appender.chain.end_index:
@@ -187,7 +179,7 @@ class CacheWriter:
             raise error.within(self.path, self.path) from error
         start = 0
         while self._again is not None and start < given.count:
-            self._append_again(given.at(start))
+            self.append(given.at(start))
             start += 1
         self._switch(appending=True)
         while start < given.count:
@@ -230,9 +222,8 @@ class CacheWriter:
         if chain.length is not None and chain.end_index > chain.length:
             self._appender.amend(length=chain.end_index)
         seal(self._appender)
-        if self._replaces:
+        if self._appender.path != self._local:
             self._appender.move(self._local)
-            self._replaces = False
 
     def close(self) -> None:
         """Seal and close the archive, and upload it if the path is a URL; a second call does nothing."""

@@ -12,29 +12,31 @@ from edcache.writer.chunk import Chunk
 
 
 class Entry:
-    """Entry whose payload is written piece by piece, and whose header is not written yet.
+    """Entry whose payload is written piece by piece.
 
-    place: of the payload that was written so far. fields: of the `Header`, of a chunk its samples and its table.
+    header: of the payload that was written so far; it is not written yet, and has no link.
     """
 
-    def __init__(self, file: File, kind: int, name: str, number: int, offset: int) -> None:
-        self.kind, self.name, self.number, self.offset = kind, name, number, offset
-        self.fields: dict[str, int] = {}
-        self.place = Place(offset + format.header_nbytes(name), 0, 0)
-        self._file = file
+    def __init__(self, file: File, header: Header) -> None:
+        self._file, self.header = file, header
 
     def write(self, data: Any) -> None:
         """Write the next bytes of the payload."""
-        more = memoryview(data).nbytes
+        header, more = self.header, memoryview(data).nbytes
         if more:
-            start, nbytes, crc = self.place
-            self._file.pwrite(start + nbytes, data)
-            self.place = Place(start, nbytes + more, format.crc32(data, crc))
+            self._file.pwrite(header.payload_end, data)
+            crc = format.crc32(data, header.crc32)
+            self.header = replace(header, nbytes=header.nbytes + more, crc32=crc)
+
+    @property
+    def place(self) -> Place:
+        """Range and crc32 of the payload that was written so far."""
+        return Place(self.header.payload_offset, self.header.nbytes, self.header.crc32)
 
     @property
     def next(self) -> int:
         """Offset of the next entry, if the payload is whole."""
-        return format.align(self.place.offset + self.place.nbytes, format.PAGE)
+        return format.align(self.header.payload_end, format.PAGE)
 
 
 class EntryGroup:
@@ -51,18 +53,16 @@ class EntryGroup:
         """Begin an entry; the payload of the last one is whole."""
         cursor = self._chain.cursor
         offset = self._entries[-1].next if self._entries else cursor.offset
-        entry = Entry(self._file, kind, name, cursor.number + len(self._entries), offset)
-        self._entries.append(entry)
-        return entry
+        place = cursor.number + len(self._entries), offset, 0, 0, 0, 0
+        self._entries.append(Entry(self._file, Header(kind, name, self._chain.head.uuid, *place)))
+        return self._entries[-1]
 
     def headers(self, durable: int) -> list[Header]:
         """Make the headers of the entries, to be published. durable: of `Header`."""
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
-            _, nbytes, crc = entry.place
-            place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
-            header = Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
+            header = replace(entry.header, next=entry.next, link=link, durable=durable)
             headers.append(linked(header))
             link = headers[-1].link_after
         return headers
@@ -73,17 +73,12 @@ class EntryGroup:
         is_part = bool(chunk.maker)
         name = f"parts/{number}-{chunk.maker}" if is_part else f"chunks/{number}"
         entry = self.entry(format.PART if is_part else format.CHUNK, name)
-        uuid = self._chain.head.uuid
-        table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, uuid, entry.place.offset)
+        samples, start = chunk.samples, entry.place.offset
+        table = format.pack_table(samples, chunk.rows, chunk.schemas, labels, entry.header.uuid, start)
         for part in (table, bytes(-len(table) % 64), chunk.data):
             entry.write(part)
-        samples = chunk.samples
-        entry.fields = {
-            "first": int(samples.min()),
-            "end": int(samples.max()) + 1,
-            "table_nbytes": len(table),
-            "table_crc32": format.crc32(table),
-        }
+        first, end, crc = int(samples.min()), int(samples.max()) + 1, format.crc32(table)
+        entry.header = replace(entry.header, first=first, end=end, table_nbytes=len(table), table_crc32=crc)
         return entry
 
     def publish(self, headers: list[Header]) -> None:

@@ -137,7 +137,7 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
         if is_keyed:
             cache = later.KeyedCache(path)
             cache.get_or_create("new", lambda: new)
-            cache._session()._appender.amend(length=4)
+            cache._files.get(cache._opened)._appender.amend(length=4)
             cache.close(seal=True) if is_sealed else cache._files.pop()._appender.close()
         else:
             w = later.CacheWriter(path, "a", sync="never")
