@@ -146,17 +146,18 @@ class StoredRecords:
         session.check_same()
         own, is_there = session.index.schemas, _have_records(session, rows)
         is_sound = is_there & _are_plausible(rows, len(own), session.nbytes)
-        for index in indices[is_there & ~is_sound].tolist():
-            self.leave_out(session, index, "its row is damaged")
-        self.damaged += places[is_there & ~is_sound].tolist()
+        is_damaged = is_there & ~is_sound
+        for index, place in zip(indices[is_damaged].tolist(), places[is_damaged].tolist(), strict=True):
+            self.leave_out(session, index, place, "its row is damaged")
         self._note_failures(session, indices[~is_there], places[~is_there])
         rows = rows[is_sound]
         numbers = np.array([self._numbers[text] for text in own], np.int64)
         source = np.full(len(rows), number)
         return places[is_sound], rows, numbers[rows["schema"]], source, indices[is_sound]
 
-    def leave_out(self, session: Session, sample: int, why: str) -> None:
-        """Raise CorruptRecordError of a damaged record, unless damage is skipped."""
+    def leave_out(self, session: Session, sample: int, place: int, why: str) -> None:
+        """Note a damaged record, by its place in the view. Raises: CorruptRecordError, unless damage is skipped."""
+        self.damaged.append(place)
         if not self.skips_damage:
             raise CorruptRecordError(
                 f"{session.checks.place(sample)} {why}; skip_damaged=True leaves it out",
@@ -165,14 +166,15 @@ class StoredRecords:
                 option="skip_damaged",
             )
 
-    def knows(self, session: Session, sample: int, row: Row) -> bool:
-        """True if this release can store a sound record. Raises: LaterReleaseError, unless damage is skipped.
+    def knows(self, session: Session, sample: int, place: int, row: Row) -> bool:
+        """True if this release can store a sound record; notes another. Raises: LaterReleaseError, as `leave_out`.
 
         A table of the copy would have the unknown flag, and a seal refuses it.
         """
         try:
             session.checks.check_known(sample, row)
         except LaterReleaseError:
+            self.later.append(place)
             if not self.skips_damage:
                 raise
             return False
@@ -283,7 +285,7 @@ def _write(
     part: places of the samples in the view. over: session of the archive that it replaces, if there is one.
     least: samples that it must have at the least, else nothing is replaced.
     """
-    labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
+    labels, added, dropped = records.labels.slice(part.start, len(part)), dict[str, Any](), list[str]()
     if records.is_whole and len(part) == records.length:
         session = records.sessions[0]
         own = session.origin.uuid if over is not None else uuid.uuid4().bytes
@@ -300,21 +302,19 @@ def _write(
             try:
                 absent = _copy_records(records, part, labels, out, on_progress)
                 _check_kept(target, records, len(part) - len(absent), least)
-                changes: dict[str, Any] = {}
                 if max(out.chain.length or 0, out.chain.end_index) < len(part):
-                    changes["length"] = len(part)
-                failed = [one for one in records.failures if one.index in part]
+                    out.amend(length=len(part))
+                failed = [
+                    replace(one, index=one.index - part.start)
+                    for one in records.failures
+                    if one.index in part
+                ]
                 if failed:
-                    changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
-                if changes:
-                    out.amend(**changes)
+                    out.note_failures(failed)
                 left = format.take_rows(labels, absent)  # labels of samples without their record
-                left = left.select(
-                    [field.name for field in left.schema if left.column(field.name).null_count < len(absent)]
-                )
-                if left.num_columns:
-                    seal(out, LabelChange(left, absent))
-                seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
+                told = [name for name in left.column_names if left.column(name).null_count < len(absent)]
+                added |= {name: labels.column(name) for name in told}
+                seal(out, LabelChange(pa.table(added), dropped=dropped) if added or dropped else None)
             finally:  # another archive may be written over one meanwhile
                 for session in records.sessions:
                     session.check_same()
@@ -322,7 +322,7 @@ def _write(
                 out.move(target)
 
 
-def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:
+def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, dict[str, Any], list[str]]:
     """Divide the columns of a whole archive: of its chunks, added later, and names of dropped ones.
 
     Samples that are appended later have values in the first.
@@ -331,7 +331,7 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.T
     names = [name for name, _ in session.head.labels]
     nulls = pa.nulls(labels.num_rows)
     columns = [labels.column(name) if name in kept and not is_added[name] else nulls for name in names]
-    added = labels.select([name for name in kept if is_added[name]])
+    added = {name: labels.column(name) for name in kept if is_added[name]}
     # A damaged column is not there.
     dropped = [
         *(session.root.dropped if session.root else ()),
@@ -394,15 +394,12 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         )
         checks = [partial(_fits, row) for row in wanted.tolist()]
         read = session.extents.read_many(list(extents), checks)
-        for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
-            sample = int(records.sample[rows[place]])
+        named = zip(records.sample[rows[own]].tolist(), records.places[rows[own]].tolist(), strict=True)
+        for k, name, row, record in zip(own.tolist(), named, wanted.tolist(), read, strict=True):
             if not _fits(row, record):
-                records.leave_out(session, sample, "fails its crc32")
-                records.damaged.append(int(records.places[rows[place]]))
-            elif row[4] in _STORED or records.knows(session, sample, row):
-                data[place] = record
-            else:
-                records.later.append(int(records.places[rows[place]]))
+                records.leave_out(session, *name, "fails its crc32")
+            elif row[4] in _STORED or records.knows(session, *name, row):
+                data[k] = record
     is_sound = np.array([record is not None for record in data], bool)
     return rows[is_sound], data[is_sound].tolist()
 
