@@ -367,10 +367,8 @@ class KeyedSession:
         with self._turn:
             self._look()
             chain, file = self._chain, self._file
-            contents = format.Contents(chain, file.pread, self._table_of)
-            if not contents.length:
-                return []
-            return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
+            column = format.Contents(chain, file.pread, self._table_of).column(KEY_COLUMN)
+            return column.drop_null().to_pylist()  # type: ignore[no-any-return]
 
     def find(self, keys: Sequence[str]) -> list[_Found | None]:
         """Find the values of keys; looks at other processes' new ones if some are missing."""
@@ -567,7 +565,12 @@ class _Claims:
                 self._take(claim, call, None if claim > last else limit)
             yield
         finally:
-            self._free(call, claims)
+            with self._turn:
+                for claim in claims:
+                    if self._held.get(claim) is call:
+                        del self._held[claim]
+                        self._claims.release(claim)
+                self._turn.notify_all()
 
     def _take(self, claim: int, call: tuple[threading.Thread, object], limit: float | None) -> None:
         """Wait for a claim, until `limit` at the longest. A thread that has ended holds none."""
@@ -583,11 +586,3 @@ class _Claims:
             if time.monotonic() > limit:
                 return
             time.sleep(_POLL_SECONDS)
-
-    def _free(self, call: tuple[threading.Thread, object], claims: list[int]) -> None:
-        with self._turn:
-            for claim in claims:
-                if self._held.get(claim) is call:
-                    del self._held[claim]
-                    self._claims.release(claim)
-            self._turn.notify_all()
