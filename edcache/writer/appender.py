@@ -167,7 +167,7 @@ class Appender:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        where: str | os.PathLike[str] | File,
         head: Head | None,
         *,
         mode: Literal["a", "x"] = "a",
@@ -179,17 +179,21 @@ class Appender:
 
         Of an archive nothing changes. `recover` mends it; the first publication does, if the caller does not.
 
-        head: None opens an archive that is there. mode: as of `File.open`, with a head.
+        where: a path, or a new file that is open for this. head: None opens an archive that is there. mode: as of
+            `File.open`, with a head.
         begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
             first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
         """
-        name = os.fspath(path)
-        if head is not None:
-            storage.make_parent(name)
-        if begins_anew is not None:
-            discard_abandoned(name, begins_anew)
-        file = File.open(name, "r+" if head is None else mode)
+        if isinstance(where, File):
+            file = where
+        else:
+            name = os.fspath(where)
+            if head is not None:
+                storage.make_parent(name)
+            if begins_anew is not None:
+                discard_abandoned(name, begins_anew)
+            file = File.open(name, "r+" if head is None else mode)
         with on_error(file.close), file.locked(format.LOCK_APPEND):
             if head is not None and lacks_head(file, head):
                 # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
@@ -198,8 +202,8 @@ class Appender:
                 file.pwrite(0, format.pack_head(head))
                 # With every sync=: without its head no chunk is found again.
                 file.sync()
-                storage.sync_directory(os.path.dirname(name))
-            appender = cls(file, *format.read_head(file.pread, name), sync)
+                storage.sync_directory(os.path.dirname(file.path))
+            appender = cls(file, *format.read_head(file.pread, file.path), sync)
             appender.catch_up()
             check_writable(appender.chain)
             appender._was_reordered = appender.chain.is_reordered

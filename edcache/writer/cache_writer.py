@@ -88,24 +88,21 @@ class CacheWriter:
             self._spool.begin(mode)
         local = where.local_path() if self._spool is None else self._spool.path
         self._local = storage.followed(local) if mode == "w" else local
-        self._session = temporary.start(self._local) if mode == "w" else None
-        work = self._local if self._session is None else self._session.path
-        # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
-        with base.on_error(self._close_session):
-            self._appender = Appender.open(
-                work,
-                head,
-                mode="x" if mode == "x" else "a",
-                sync=options.sync,
-                joins=True,
-                begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
-            )
-        with base.on_error(self._close_files):
-            spec = adopt_labels(self._appender.head, spec, work)
-            check_options(self._appender.head, work, codec=codec, compression=compression)
+        self._appender = Appender.open(
+            temporary.start(self._local) if mode == "w" else self._local,
+            head,
+            mode="x" if mode == "x" else "a",
+            sync=options.sync,
+            joins=True,
+            begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
+        )
+        with base.on_error(self._appender.close):
+            head, work = self._appender.head, self._appender.path
+            spec = adopt_labels(head, spec, work)
+            check_options(head, work, codec=codec, compression=compression)
             self._appender.recover()
             self._again = self._appender.first_lost()
-            head, types = self._appender.head, self._appender.label_schema()
+            types = self._appender.label_schema()
             every = math.inf if publish_seconds is None else publish_seconds
             self._builder = ChunkBuilder(
                 head, self.path, spec, options.chunk_size, label_schema=types, seconds=every
@@ -241,18 +238,8 @@ class CacheWriter:
             if is_open:
                 last()
         finally:
-            self._close_files()
-        return is_open
-
-    def _close_files(self) -> None:
-        try:
             self._appender.close()
-        finally:
-            self._close_session()
-
-    def _close_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        return is_open
 
     def __enter__(self) -> CacheWriter:
         return self

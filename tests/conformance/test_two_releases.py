@@ -710,7 +710,7 @@ class TwoReleases(RuleBasedStateMachine):
                     w.append(SAMPLES[name]) if at is None else w.write(at + k, SAMPLES[name])
                 w.close() if is_sealed else w.abort()
             finally:
-                w._close_files()
+                w._appender.close()
 
         if self._do(by_later, act):
             self._published(by_later, names, at)
@@ -751,7 +751,7 @@ class TwoReleases(RuleBasedStateMachine):
                 self._sealed()
             if does == "flush":
                 return
-        self.writer._close_files()
+        self.writer._appender.close()
         self.writer = None
 
     @of_samples
@@ -984,7 +984,7 @@ class TwoReleases(RuleBasedStateMachine):
         if not hasattr(self, "path"):
             return
         if self.writer is not None:
-            self.writer._close_files()
+            self.writer._appender.close()
         for cache, state in self.readers:
             check(cache, state, by_this=True)
             cache.close()
