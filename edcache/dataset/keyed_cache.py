@@ -552,34 +552,33 @@ class _Claims:
     def __init__(self, claims: writer.Claims) -> None:
         self._claims = claims
         self._turn = threading.Condition()
-        # By claim the call that has it, with its thread.
-        self._held: dict[int, tuple[threading.Thread, object]] = {}
+        # By claim the thread that has it.
+        self._held: dict[int, threading.Thread] = {}
 
     @contextmanager
     def holding(self, claims: list[int], last: int) -> Iterator[None]:
         """Hold claims, which rise, for the block. last: the highest one that this thread holds, -1 without one."""
-        call = threading.current_thread(), object()
-        limit = time.monotonic() + _SECONDS
+        own, limit = threading.current_thread(), time.monotonic() + _SECONDS
         try:
             for claim in claims:
-                self._take(claim, call, None if claim > last else limit)
+                self._take(claim, own, None if claim > last else limit)
             yield
         finally:
             with self._turn:
                 for claim in claims:
-                    if self._held.get(claim) is call:
+                    if self._held.get(claim) is own:
                         del self._held[claim]
                         self._claims.release(claim)
                 self._turn.notify_all()
 
-    def _take(self, claim: int, call: tuple[threading.Thread, object], limit: float | None) -> None:
+    def _take(self, claim: int, own: threading.Thread, limit: float | None) -> None:
         """Wait for a claim, until `limit` at the longest. A thread that has ended holds none."""
         with self._turn:
-            while (held := self._held.get(claim)) is not None and held[0].is_alive():
+            while (held := self._held.get(claim, own)) is not own and held.is_alive():
                 if limit is not None and time.monotonic() > limit:
                     return
                 self._turn.wait(_POLL_SECONDS)
-            self._held[claim] = call
+            self._held[claim] = own
         if limit is None:
             self._claims.wait(claim)
         while limit is not None and not self._claims.claim(claim):

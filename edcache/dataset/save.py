@@ -298,7 +298,7 @@ def _write(
         source = records.sessions[0].file
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
-        with closing(Appender.open(file.path, head, mode="a")) as out:
+        with closing(Appender.open(file, head)) as out:
             try:
                 absent = _copy_records(records, part, labels, out, on_progress)
                 _check_kept(target, records, len(part) - len(absent), least)
@@ -319,7 +319,7 @@ def _write(
                 for session in records.sessions:
                     session.check_same()
             with _replaceable(target, over):
-                out.move(target)
+                storage.move(file, target)
 
 
 def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, dict[str, Any], list[str]]:

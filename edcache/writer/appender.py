@@ -99,11 +99,6 @@ class Claims:
         self._file = file
 
     @property
-    def can_lock(self) -> bool:
-        """True if other processes can share the work; False once the file system has refused a lock."""
-        return self._file.can_lock
-
-    @property
     def has_fillers(self) -> bool:
         """True if another process fills the archive; False if the system cannot tell."""
         return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
@@ -142,17 +137,17 @@ class Appender:
     """Archive in a file, open for appending by this process; any number of others may have it open too.
 
     Attributes:
-        path, head: of the archive. chain: its entries, as far as this process has seen them.
+        head: of the archive. chain: its entries, as far as this process has seen them.
+        claims: locks that say which process computes which samples.
         syncs: False if nothing is ever synced.
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
         self.file, self.head = file, head
-        self.path = file.path
         self.chain = Chain(head, cursor, file.path)
         self.syncs = sync != "never"
         self._pid = os.getpid()
-        self._claims = Claims(file)
+        self.claims = Claims(file)
         self._label_schema: tuple[Header, pa.Schema] | None = None
         # From one sync to the next; None: before the headers of a seal only.
         self._seconds = 0 if sync == "chunk" else None if isinstance(sync, str) else sync
@@ -302,10 +297,9 @@ class Appender:
             _ = table.labels  # in types that hold the values of all chunks before it
 
     @property
-    def claims(self) -> Claims:
-        """Claims: locks that say which process computes which samples."""
-        self.check_usable()
-        return self._claims
+    def path(self) -> str:
+        """Path of the file, also once it was moved."""
+        return self.file.path
 
     def catch_up(self) -> None:
         """Take in the entries that others published since; reads headers only and takes no lock."""
@@ -497,11 +491,6 @@ class Appender:
             with suppress(StorageError):
                 self.file.truncate(end)
             raise
-
-    def move(self, target: str) -> None:
-        """Give the archive another path, and replace a file there; see `storage.move`."""
-        storage.move(self.file, target)
-        self.path = target
 
     # --- syncs, and the end ---
 

@@ -220,7 +220,7 @@ class CacheWriter:
             self._appender.amend(length=chain.end_index)
         seal(self._appender)
         if self._appender.path != self._local:
-            self._appender.move(self._local)
+            storage.move(self._appender.file, self._local)
 
     def close(self) -> None:
         """Seal and close the archive, and upload it if the path is a URL; a second call does nothing."""

@@ -1237,7 +1237,7 @@ def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     ended_thread.start()
     ended_thread.join()
     hashed = int(format.key_hashes(["a"])[0, 0]) % keyed_cache._CLAIMS
-    claims._held[hashed] = (ended_thread, object())
+    claims._held[hashed] = ended_thread
     assert cache.get_or_create("a", lambda: 5) == 5
     assert claims._held == {}
 

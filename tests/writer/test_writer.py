@@ -530,7 +530,7 @@ def test_a_closed_appender_says_so(path):
     appender = Appender.open(path, format.Head(bytes(16)), mode="x")
     appender.close()
     for use in (lambda: seal(appender), appender.catch_up, lambda: appender.claims.claim(0)):
-        with pytest.raises(ArchiveError, match="a.zip: closed; open it again to append"):
+        with pytest.raises(ArchiveError, match=r"a\.zip: closed; open it again"):
             use()
 
 
