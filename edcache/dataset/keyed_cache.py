@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from edcache import base, codec, format, identity, writer
+from edcache import base, codec, format, identity, storage, writer
 from edcache.base import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -28,9 +29,7 @@ from edcache.base import (
 from edcache.format import (
     KEY_COLUMN,
     Chain,
-    ChunkTable,
     Head,
-    Header,
     KeyTable,
     Root,
     key_list,
@@ -317,17 +316,12 @@ class KeyedSession:
         raise self._unwritable(f"{shown_key(next(iter(given.values())))} has no value")
 
     def _unwritable(self, lack: str) -> StorageError:
-        why = None if self._refused is None else self._refused.errno
-        error = StorageError(
-            f"{self._path}: {lack}, and the file cannot be written here: {os.strerror(why or 0)}; values that are "
-            "there can be read. Copy it to where you may write, to add others",
-            path=self._path,
+        assert self._refused is not None
+        text = (
+            f"{self._path}: {lack}, and the file cannot be written here: {os.strerror(self._refused.errno or 0)}; "
+            "values that are there can be read. Copy it to where you may write, to add others"
         )
-        error.errno = why
-        return error
-
-    def _table_of(self, header: Header) -> ChunkTable:
-        return format.read_table(self._file.pread, header, self._path)
+        return storage.with_errno(StorageError(text, path=self._path), self._refused)
 
     def _look(self) -> bool:
         """Take in the values that were stored since, of all processes; return True if there is anything new."""
@@ -344,7 +338,7 @@ class KeyedSession:
         for header in chain.behind:
             if header.number <= self._seen:
                 continue
-            table = self._table_of(header)
+            table = format.read_table(self._file.pread, header, self._path)
             keys = table.labels.column(KEY_COLUMN)
             self._check_kind(keys.type)
             columns = keys.to_pylist(), table.samples.tolist(), table.rows.tolist()
@@ -366,8 +360,9 @@ class KeyedSession:
         """Return the keys of all values, as they are stored."""
         with self._turn:
             self._look()
-            chain, file = self._chain, self._file
-            column = format.Contents(chain, file.pread, self._table_of).column(KEY_COLUMN)
+            pread, path = self._file.pread, self._path
+            tables = partial(format.read_table, pread, where=path)
+            column = format.Contents(self._chain, pread, tables).column(KEY_COLUMN)
             return column.drop_null().to_pylist()  # type: ignore[no-any-return]
 
     def find(self, keys: Sequence[str]) -> list[_Found | None]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache import labels
+from edcache import labels, storage
 from edcache.base import (
     LabelError,
     OptionError,
@@ -114,13 +114,11 @@ def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     except StorageError as error:
         if error.errno not in _READ_ONLY:
             raise
-        refused = StorageError(
-            f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where "
-            "you may write, add them there, and open the copy",
-            path=path,
+        text = (
+            f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may write, "
+            "add them there, and open the copy"
         )
-        refused.errno, refused.filename = error.errno, error.filename
-        raise refused from error
+        raise storage.with_errno(StorageError(text, path=path), error) from error
 
 
 def _check(reader: Reader) -> None:

@@ -100,10 +100,9 @@ class StoredRecords:
     Attributes:
         length: samples of the view. labels: their table, a row each.
         sessions: of the archives with the records. schemas: texts, each once.
-        rows: `format.ROW` [k] of the records, as in memory, by rising place in the view.
+        rows: `format.ROW` [k] of the records, as in memory, with schemas of `schemas`, by rising place in the view.
         places: int64 [k], in the view. ends: bytes of the records up to each.
-        source, sample, schema: int64 [k], for each row the number of its archive, its sample there, and its
-            index in `schemas`.
+        source, sample: int64 [k], for each row the number of its archive, and its sample there.
         failures: of samples without a record, by rising place.
         is_whole: True if the view is all of one archive, in its order.
         skips_damage: True leaves out records that are damaged, or that only a later release knows; `damaged` and
@@ -128,7 +127,7 @@ class StoredRecords:
         found = [self._find_records(self.sessions.index(share.session), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
+        self.places, self.rows, self.source, self.sample = (one[order] for one in columns)
         self.ends = np.cumsum(self.rows["nbytes"].astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
         own = np.arange(self.sessions[0].length)
@@ -136,10 +135,10 @@ class StoredRecords:
         if not skips_damage:
             self._check_missing(samples)
 
-    def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints, Ints]:
+    def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints]:
         """Look up records, and note the failures of samples without one.
 
-        Returns: five arrays with an item a record: place in the copy, row, schema, archive, index there.
+        Returns: four arrays with an item a record: place in the copy, row, archive, index there.
         """
         indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
@@ -152,8 +151,8 @@ class StoredRecords:
         self._note_failures(session, indices[~is_there], places[~is_there])
         rows = rows[is_sound]
         numbers = np.array([self._numbers[text] for text in own], np.int64)
-        source = np.full(len(rows), number)
-        return places[is_sound], rows, numbers[rows["schema"]], source, indices[is_sound]
+        rows["schema"] = numbers[rows["schema"]]
+        return places[is_sound], rows, np.full(len(rows), number), indices[is_sound]
 
     def leave_out(self, session: Session, sample: int, place: int, why: str) -> None:
         """Note a damaged record, by its place in the view. Raises: CorruptRecordError, unless damage is skipped."""
@@ -360,7 +359,6 @@ def _copy_records(
         has_record[places] = True
         if len(sound):
             rows = records.rows[sound]
-            rows["schema"] = records.schema[sound]
             out.append(Chunk.of(places, rows, format.take_rows(labels, places), records.schemas, data))
         on_progress(int(records.ends[chosen[-1]]), total)
     return np.flatnonzero(~has_record)

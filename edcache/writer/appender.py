@@ -423,10 +423,8 @@ class Appender:
         def write(group: EntryGroup) -> None:
             entry = group.write_chunk(chunk, labels)
             if max_bytes is not None and entry.next > max_bytes:
-                text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-                error = StorageError(text, path=self.path)
-                error.errno = errno.EFBIG
-                raise error
+                error = OSError(errno.EFBIG, f"the archive would grow beyond max_bytes={max_bytes:,}")
+                raise storage.storage_error(self.path, "appending", error)
 
         self._label_schema = self._publish(write), labels.schema
 

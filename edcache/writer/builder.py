@@ -305,7 +305,7 @@ class ChunkBuilder:
             self._begin(LabelCollector(self._spec, appender.label_schema(self._maker)))
             if self._failure_of is None:
                 raise
-            self.failures += [self._failure_of(index, error) for index in chunk.indices]
+            self.failures += [self._failure_of(index, error) for index in chunk.samples.tolist()]
             self._note_failures(appender)
             return 0
         return chunk.count

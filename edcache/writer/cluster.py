@@ -98,7 +98,7 @@ class Cluster(BatchEngine):
             raise self._failed(failure) from failure
         chunks, failures, error = future.result()
         yield from (([one.index], one) for one in failures)
-        yield from ((chunk.indices, chunk) for chunk in chunks)
+        yield from ((chunk.samples.tolist(), chunk) for chunk in chunks)
         if error is not None:
             raise error.restored()
 

@@ -544,7 +544,7 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
             made.append(pickle.loads(pickle.dumps(builder.take())))
     assert (len(made), len(builder)) == (2, 1)
     made.append(builder.take())
-    assert [chunk.indices for chunk in made] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [chunk.samples.tolist() for chunk in made] == [[0, 1, 2], [3, 4, 5], [6]]
     appender = Appender.open(path, head, mode="x")
     for chunk in made:
         appender.append(chunk.only(~np.isin(chunk.samples, [1, 3])))
@@ -579,7 +579,9 @@ def test_a_chunk_beyond_max_bytes_is_an_error_and_not_appended(path, spare):
                 appender.append(builder.take(), max_bytes=limit and limit())
                 nbytes.append(appender.chain.cursor.offset)
             else:
-                with pytest.raises(StorageError, match="a.zip: the archive would grow beyond max") as caught:
+                with pytest.raises(
+                    StorageError, match="a.zip: appending: the archive would grow beyond max"
+                ) as caught:
                     appender.append(builder.take(), max_bytes=limit())
                 assert (caught.value.errno, path.stat().st_size) == (errno.EFBIG, before)
 
