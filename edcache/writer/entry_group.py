@@ -14,29 +14,26 @@ from edcache.writer.chunk import Chunk
 class Entry:
     """Entry whose payload is written piece by piece.
 
-    header: of the payload that was written so far; it is not written yet, and has no link.
+    place: of the payload that was written so far. fields: of its `Header`, which is not written yet, but for the
+        payload and the link.
     """
 
-    def __init__(self, file: File, header: Header) -> None:
-        self._file, self.header = file, header
+    def __init__(self, file: File, name: str, offset: int, **fields: Any) -> None:
+        self._file, self.fields = file, {"name": name, "offset": offset, **fields}
+        self.place = Place(offset + format.header_nbytes(name), 0, 0)
 
     def write(self, data: Any) -> None:
         """Write the next bytes of the payload."""
-        header, more = self.header, memoryview(data).nbytes
+        more = memoryview(data).nbytes
         if more:
-            self._file.pwrite(header.payload_end, data)
-            crc = format.crc32(data, header.crc32)
-            self.header = replace(header, nbytes=header.nbytes + more, crc32=crc)
-
-    @property
-    def place(self) -> Place:
-        """Range and crc32 of the payload that was written so far."""
-        return Place(self.header.payload_offset, self.header.nbytes, self.header.crc32)
+            start, nbytes, crc = self.place
+            self._file.pwrite(start + nbytes, data)
+            self.place = Place(start, nbytes + more, format.crc32(data, crc))
 
     @property
     def next(self) -> int:
         """Offset of the next entry, if the payload is whole."""
-        return format.align(self.header.payload_end, format.PAGE)
+        return format.align(self.place.offset + self.place.nbytes, format.PAGE)
 
 
 class EntryGroup:
@@ -53,8 +50,8 @@ class EntryGroup:
         """Begin an entry; the payload of the last one is whole."""
         cursor = self._chain.cursor
         offset = self._entries[-1].next if self._entries else cursor.offset
-        place = cursor.number + len(self._entries), offset, 0, 0, 0, 0
-        self._entries.append(Entry(self._file, Header(kind, name, self._chain.head.uuid, *place)))
+        number, uuid = cursor.number + len(self._entries), self._chain.head.uuid
+        self._entries.append(Entry(self._file, name, offset, kind=kind, uuid=uuid, number=number))
         return self._entries[-1]
 
     def headers(self, durable: int) -> list[Header]:
@@ -62,7 +59,10 @@ class EntryGroup:
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
-            header = replace(entry.header, next=entry.next, link=link, durable=durable)
+            _, nbytes, crc = entry.place
+            header = Header(
+                nbytes=nbytes, crc32=crc, next=entry.next, link=link, durable=durable, **entry.fields
+            )
             headers.append(linked(header))
             link = headers[-1].link_after
         return headers
@@ -73,12 +73,12 @@ class EntryGroup:
         is_part = bool(chunk.maker)
         name = f"parts/{number}-{chunk.maker}" if is_part else f"chunks/{number}"
         entry = self.entry(format.PART if is_part else format.CHUNK, name)
-        samples, start = chunk.samples, entry.place.offset
-        table = format.pack_table(samples, chunk.rows, chunk.schemas, labels, entry.header.uuid, start)
+        samples, uuid, start = chunk.samples, self._chain.head.uuid, entry.place.offset
+        table = format.pack_table(samples, chunk.rows, chunk.schemas, labels, uuid, start)
         for part in (table, bytes(-len(table) % 64), chunk.data):
             entry.write(part)
-        first, end, crc = int(samples.min()), int(samples.max()) + 1, format.crc32(table)
-        entry.header = replace(entry.header, first=first, end=end, table_nbytes=len(table), table_crc32=crc)
+        entry.fields.update(first=int(samples.min()), end=int(samples.max()) + 1)
+        entry.fields.update(table_nbytes=len(table), table_crc32=format.crc32(table))
         return entry
 
     def publish(self, headers: list[Header]) -> None:

@@ -61,12 +61,12 @@ THINGS: dict[str, Thing] = {
             _import("writer/entry_group.py", "from edcache_later.format import Chain"),
             (
                 "writer/entry_group.py",
-                "            header = replace(entry.header, next=entry.next, link=link, durable=durable)\n",
-                "            header = replace(entry.header, next=entry.next, link=link, durable=durable)\n"
+                "            headers.append(linked(header))\n",
                 "            if 'version' in USES:\n"
                 "                header = replace(header, version=4)\n"
                 "            if 'kind' in USES and header.kind == format.CHUNK:\n"
-                "                header = replace(header, stored=7)\n",
+                "                header = replace(header, stored=7)\n"
+                "            headers.append(linked(header))\n",
             ),
         ),
     ),
