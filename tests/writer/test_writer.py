@@ -647,7 +647,13 @@ def test_a_sample_that_is_packed_into_the_buffer_makes_the_bytes_of_one_that_is_
                 buffer, dirty = builder._buffer, builder.nbytes
                 chunk = builder.take()
                 chunks.append(
-                    (bytes(chunk.data), chunk.rows.tolist(), chunk.schemas, chunk.labels, chunk.indices)
+                    (
+                        bytes(chunk.data),
+                        chunk.rows.tolist(),
+                        chunk.schemas,
+                        chunk.labels,
+                        chunk.samples.tolist(),
+                    )
                 )
                 builder._buffer, builder._dirty = buffer, dirty
         chunks.append([one.index for one in builder.failures])
