@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
@@ -61,9 +60,6 @@ _MOST_BEHIND = 1000
 _SECONDS, _POLL_SECONDS = 3.0, 0.05
 # `begun`: path and key of each value that this thread computes, with its claim.
 _of_thread = threading.local()
-
-# Errors of a system for a file or a folder that this process may read and not write.
-_UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # A value has no label beside its key, and each call stores its chunk.
 _REFUSED: Final = ("in_memory_keys", "chunk_size")
@@ -132,7 +128,7 @@ class KeyedCache:
         try:
             return WritingSession(self.path, self._options, self._made_by)
         except StorageError as error:
-            if error.errno not in _UNWRITABLE:
+            if error.errno not in storage.UNWRITABLE:
                 raise
             with suppress(ArchiveNotFoundError):  # then the first error tells why it cannot be made
                 return KeyedSession.reading(self.path, self._made_by, error)

@@ -6,7 +6,6 @@ Whole columns are appended to a sealed archive, with a new root. No sample is wr
 from __future__ import annotations
 
 import copy
-import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -28,7 +27,6 @@ from edcache.labels import LabelSpec, checked_name
 from edcache.reader import Reader
 from edcache.writer import Appender, LabelChange, change_labels, retry_if_replaced
 
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
 
 
@@ -112,7 +110,7 @@ def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     try:
         retry_if_replaced(append)
     except StorageError as error:
-        if error.errno not in _READ_ONLY:
+        if error.errno not in storage.UNWRITABLE:
             raise
         text = (
             f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may write, "

@@ -1,5 +1,6 @@
 from . import calls as calls
 from .calls import WHOLE_FILE_LOCK as WHOLE_FILE_LOCK
+from .errors import UNWRITABLE as UNWRITABLE
 from .errors import storage_error as storage_error
 from .errors import with_errno as with_errno
 from .file import RECOVERY as RECOVERY

@@ -174,8 +174,8 @@ class Appender:
 
         Of an archive nothing changes. `recover` mends it; the first publication does, if the caller does not.
 
-        where: a path, or a new file that is open for this. head: None opens an archive that is there. mode: as of
-            `File.open`, with a head.
+        where: a path, or a new file, which is open and is closed with this. head: None opens an archive that is there.
+        mode: as of `File.open`, if there is a head.
         begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
             first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
@@ -229,10 +229,11 @@ class Appender:
                 '--skip-damaged" keeps what is sound',
                 path=self.path,
             )
-        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
-        has_ended = not storage.exists(file.absolute + storage.RECOVERY)
-        mended = self.chain.lost if has_ended else ()
-        loss = format.NO_LOSS if is_fresh else format.find_loss(self.chain, file.pread, mended)
+        loss = format.NO_LOSS
+        if not is_fresh:
+            # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
+            has_ended = not storage.exists(file.absolute + storage.RECOVERY)
+            loss = format.find_loss(self.chain, file.pread, self.chain.lost if has_ended else ())
         if loss.end is not None:
             self.chain = Chain(*format.read_head(file.pread, self.path), self.path)
             self.chain.extend(file.pread, loss.end)
@@ -573,8 +574,8 @@ def other_order(path: str) -> StaleArchiveError:
 
 
 def recover(path: str) -> None:
-    """Mend what a crash left of an archive, for a process that reads before it writes; nothing without a file there."""
-    # If it is replaced meanwhile, the other one is read. It syncs what it changed, as the next writer may rely on it.
+    """Mend what a crash left of an archive, for a process that reads before it writes; nothing if no file is there."""
+    # One that is replaced meanwhile is not read. What changed is synced, as the next writer may rely on it.
     gone = suppress(ArchiveNotFoundError, StaleArchiveError)
     with gone, closing(Appender.open(path, None)) as appender, appender.appending():
         pass
