@@ -23,7 +23,7 @@ from edcache.base import (
     StaleCacheError,
     described,
 )
-from edcache.dataset.keyed_cache import KeyedCache, options_of, session_of, values_of
+from edcache.dataset.keyed_cache import KeyedCache, in_use, options_of, values_of
 from edcache.format import stored_keys
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ class Memoized(Generic[P, V]):
         keywords = function.keywords if is_partial else {}
         made_by = replace(identity.recipe_of_call(self._function, keywords, self._version), again=None)
         cache = KeyedCache(self._store().path, fingerprint=made_by, **self._options)
-        self._asks = session_of(cache).asks
+        with in_use(cache) as session:
+            self._asks = session.asks
         return cache
 
     def _compare(self, calls: Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
@@ -111,14 +112,16 @@ class Memoized(Generic[P, V]):
 
         Warns if the function raises, or its results do not repeat.
         """
-        session = session_of(self.cache)
-        kept = zip(session.find([*calls]), calls.values(), strict=True)
-        found, (args, kwargs) = next(((one, call) for one, call in kept if one is not None), (None, ((), {})))
-        if found is None:
-            return
-        names, self._asks = ", ".join(self._asks), []
-        record, schema = session.record(found)
-        stored, kind = (schema, bytes(record)), session.codec
+        with in_use(self.cache) as session:
+            kept = zip(session.find([*calls]), calls.values(), strict=True)
+            found, (args, kwargs) = next(
+                ((one, call) for one, call in kept if one is not None), (None, ((), {}))
+            )
+            if found is None:
+                return
+            names, self._asks = ", ".join(self._asks), []
+            record, schema = session.record(found)
+            stored, kind = (schema, bytes(record)), session.codec
         try:
             with base.foreign_code(lambda error: SourceError(f"raised {error!r:.200}")):
                 again = identity.recompute([lambda: self._function(*args, **kwargs)], kind, 2, stored)
@@ -167,7 +170,7 @@ class Memoized(Generic[P, V]):
         cache = self.cache
         if self._asks:
             self._compare(by_key)
-        return values_of(cache, keys, create)
+        return values_of(cache, keys, keys, create)
 
     def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Return the key of a result, as it is stored."""

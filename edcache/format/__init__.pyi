@@ -119,7 +119,6 @@ from .root import pack_root as pack_root
 from .root import read_places as read_places
 from .root import read_root as read_root
 from .tail import NO_LOSS as NO_LOSS
-from .tail import Loss as Loss
 from .tail import find_damage as find_damage
 from .tail import find_loss as find_loss
 from .tail import find_sound as find_sound

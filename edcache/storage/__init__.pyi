@@ -1,6 +1,8 @@
 from . import calls as calls
 from .calls import WHOLE_FILE_LOCK as WHOLE_FILE_LOCK
+from .errors import UNWRITABLE as UNWRITABLE
 from .errors import storage_error as storage_error
+from .errors import with_errno as with_errno
 from .file import RECOVERY as RECOVERY
 from .file import File as File
 from .file import is_fresh as is_fresh

@@ -7,6 +7,7 @@ samples that the archive has are left out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
@@ -31,7 +32,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 
     After an error, which is returned too, the chunks have the samples before it.
     """
-    builder = job.builder()
+    builder = job.builder(seconds=math.inf)
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
@@ -39,7 +40,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
             row = 0
             while row < len(part):
                 row += builder.add_made(part, made, row)
-                if builder.is_full:
+                if builder.is_due:
                     chunks.append(builder.take())
     except EdcacheError as raised:
         error = carried(raised)
@@ -91,7 +92,7 @@ class Cluster(BatchEngine):
             raise self._failed(failure) from failure
         chunks, failures, error = future.result()
         yield from (([one.index], one) for one in failures)
-        yield from ((chunk.indices, chunk) for chunk in chunks)
+        yield from ((chunk.samples.tolist(), chunk) for chunk in chunks)
         if error is not None:
             raise error.restored()
 

@@ -122,7 +122,7 @@ def _filled_once(job: Job) -> int:
             shown = base.Progress(job.name, job.options.progress, is_first=is_first)
             with shown.begin(presence.count, total) as progress, telling_kept(job, count, total):
                 workers = crew_size(job, total)
-                if workers and appender.claims.can_lock:
+                if workers and appender.file.can_lock:
                     Crew(job, workers, appender, partial(_show_published, appender, presence, progress)).run()
                 else:
                     engine = engine_of(job)

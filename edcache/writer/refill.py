@@ -65,14 +65,14 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     return job, Known(None if chain.root is None else chain.root.index, positions, places[positions])
 
 
-def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order | None:
-    """Find the order of a source in its archive; None if another process has sealed it so. The append lock is held.
+def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order:
+    """Find the order of a source in its archive; none if another process has sealed it so. The append lock is held.
 
     Raises: StaleArchiveError, another process has given the samples another order since this fill began.
     """
     chain, maker = appender.chain, job.maker
     if is_done(chain, keyed):
-        return None
+        return Order()
     presence.update()
     parts, failures = waiting_parts(chain, maker), presence.failures
     places = _places(keyed, Contents(chain, appender.file.pread, appender.table, parts=parts), job.path)

@@ -1231,12 +1231,13 @@ def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(pa
 def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     """One that an interrupt hit between two lines may hold it still."""
     cache = KeyedCache(path)
-    claims = keyed_cache.session_of(cache)._claims
+    with keyed_cache.in_use(cache) as session:
+        claims = session._claims
     ended_thread = threading.Thread(target=int)
     ended_thread.start()
     ended_thread.join()
     hashed = int(format.key_hashes(["a"])[0, 0]) % keyed_cache._CLAIMS
-    claims._held[hashed] = (ended_thread, object())
+    claims._held[hashed] = ended_thread
     assert cache.get_or_create("a", lambda: 5) == 5
     assert claims._held == {}
 

@@ -352,7 +352,7 @@ def before_it_is_appended(index, do, monkeypatch):
     append = Appender.append
 
     def append_late(self, chunk, **options):
-        if index in chunk.indices:
+        if index in chunk.samples:
             monkeypatch.setattr(Appender, "append", append)
             do()
         append(self, chunk, **options)
