@@ -19,6 +19,7 @@ import numpy as np
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.identity import ENTRY
+from edcache.writer.appender import other_order
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import Here, samples_of
 from edcache.writer.job import Job
@@ -110,6 +111,9 @@ class _OpenArchive:
         self.here = Here(job)
         self._has_learned = False
         self._appender = job.open()
+        if self._appender.chain.origin.keys_digest != job.head.keys_digest:
+            self._appender.close()
+            raise other_order(job.path)  # since the dataset was opened
         self._presence = Presence(self._appender, job)
         # The read of a sample raises its error.
         self._builder = replace(job, options=replace(job.options, on_error="raise")).builder(self._appender)

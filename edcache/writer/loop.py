@@ -66,6 +66,7 @@ class Presence:
         self._appender = appender
         self._claim_size = appender.head.claim_size
         self._since, self._todo, self._maker = job.since, job.todo, job.maker
+        self._keys_digest = appender.chain.origin.keys_digest
         self._entries = self._chunks = 0
         self.state = np.full(job.length if job.todo is None else len(job.todo), MISSING, np.uint8)
         self.count = 0
@@ -78,12 +79,13 @@ class Presence:
     def update(self) -> int:
         """Take in the entries published since the last call; returns the number of new samples.
 
-        Raises: StaleArchiveError, another process has given the samples other numbers since the fill began. A worker
-        that opens the archive then would find none of them.
+        Raises: StaleArchiveError, another process has given the samples other numbers. A worker may open the archive
+        only then, and would find no part of its fill: so any seal in an order counts that came since the fill began.
         """
         self._appender.catch_up()
-        chain = self._appender.chain
-        if chain.is_reordered and chain.root_header is not None and chain.root_header.number >= self._since:
+        chain, root = self._appender.chain, self._appender.chain.root_header
+        is_later = chain.is_reordered and root is not None and root.number >= self._since > 0
+        if is_later or chain.origin.keys_digest != self._keys_digest:
             raise other_order(chain.where)
         if chain.cursor.number == self._entries:
             return 0
