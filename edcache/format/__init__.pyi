@@ -45,6 +45,7 @@ from .entries import UUID_PLACE as UUID_PLACE
 from .entries import VERSION as VERSION
 from .entries import Cursor as Cursor
 from .entries import Header as Header
+from .entries import Place as Place
 from .entries import PRead as PRead
 from .entries import align as align
 from .entries import came_again as came_again
@@ -97,7 +98,6 @@ from .records import bound as bound
 from .records import check_flags as check_flags
 from .records import chunk_windows as chunk_windows
 from .records import fits as fits
-from .records import is_payload_sound as is_payload_sound
 from .records import joint_flags as joint_flags
 from .records import pack_table as pack_table
 from .records import read_table as read_table
@@ -111,7 +111,6 @@ from .root import END_NBYTES as END_NBYTES
 from .root import TAIL_NBYTES as TAIL_NBYTES
 from .root import Column as Column
 from .root import KeysPlace as KeysPlace
-from .root import Place as Place
 from .root import Root as Root
 from .root import directory_nbytes as directory_nbytes
 from .root import pack_directory as pack_directory

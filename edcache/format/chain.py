@@ -29,17 +29,18 @@ from edcache.format.entries import (
     ROOT,
     Cursor,
     Header,
+    Place,
     PRead,
     column_name,
-    fits_crc32,
     parse_header,
+    read_sound,
     reported,
     walk,
 )
 from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count, is_head
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
-from edcache.format.root import Place, Root, directory_nbytes, pack_directory, parse_root
+from edcache.format.root import Root, directory_nbytes, pack_directory, parse_root
 
 _NOTE_KEYS: Final = "length", "fingerprint", "failed", "maker", "lost", MORE
 
@@ -143,9 +144,8 @@ class Chain:
         self.cursor = Cursor.behind(last)
 
     def _take_note(self, pread: PRead, header: Header) -> None:
-        is_sound = fits_crc32(header.nbytes, header.crc32)
-        data = pread(header.payload_offset, header.nbytes, is_sound)
-        if not is_sound(data):
+        data = read_sound(pread, header.payload)
+        if data is None:
             self.unread = header, header.offset
             return
         with reported(f"{self.where}: {header.name} at offset {header.offset:,}", self.where):
@@ -178,8 +178,7 @@ class Chain:
     @property
     def root_place(self) -> Place | None:
         """Place of the payload of the last root."""
-        header = self.root_header
-        return None if header is None else Place(header.payload_offset, header.nbytes, header.crc32)
+        return None if self.root_header is None else self.root_header.payload
 
     @property
     def is_reordered(self) -> bool:
@@ -198,9 +197,8 @@ class Chain:
         self.end_index = max(known, *(one.end for one in counting), 0)
 
     def _take_root(self, pread: PRead, header: Header, group: int) -> None:
-        is_sound = fits_crc32(header.nbytes, header.crc32)
-        data = pread(header.payload_offset, header.nbytes, is_sound)
-        if not is_sound(data):
+        data = read_sound(pread, header.payload)
+        if data is None:
             self.unread = header, group
             return
         self.unread = None

@@ -37,7 +37,7 @@ from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import CHUNK, PART, Header, PRead, came_again, reported, stored_crc32
+from edcache.format.entries import CHUNK, PART, Header, Place, PRead, came_again, reported, stored_crc32
 from edcache.format.key_table import KEY_COLUMN, KeyTable, column_hashes, has_keys, pack_keys
 from edcache.format.records import (
     MAX_SCHEMAS,
@@ -49,7 +49,7 @@ from edcache.format.records import (
     bound,
     salt,
 )
-from edcache.format.root import Place, Root, read_places
+from edcache.format.root import Root, read_places
 from edcache.format.types import cast, joined_schema
 
 TableOf = Callable[[Header], ChunkTable | None]
@@ -184,11 +184,10 @@ class Contents:
 
     def _check_index(self) -> None:
         assert self._root is not None
-        position, nbytes, expected = self._root.index
-        if stored_crc32(self._pread, position, nbytes, expected) != expected:
-            where = self._chain.where
+        where, index = self._chain.where, self._root.index
+        if stored_crc32(self._pread, index) != index.crc32:
             raise CorruptArchiveError(
-                f"{where}: index.rows at offset {position:,} fails its crc32", path=where
+                f"{where}: index.rows at offset {index.offset:,} fails its crc32", path=where
             )
         self._is_checked = True
 
@@ -299,7 +298,7 @@ class StoredLabels:
     """
 
     def __init__(
-        self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
+        self, root: Root, read: Callable[[Sequence[Place]], Sequence[bytes | memoryview | None]], where: str
     ) -> None:
         self.num_rows = root.length
         self._root, self._read, self._where = root, read, where

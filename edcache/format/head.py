@@ -21,11 +21,11 @@ from edcache.format.entries import (
     PRead,
     align,
     crc32,
-    fits_crc32,
     header_nbytes,
     or_absent,
     pack_header,
     parse_header,
+    read_sound,
     reported,
 )
 from edcache.format.key_table import KEY_COLUMN
@@ -118,9 +118,8 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     if header is None or header.kind != HEAD or header.offset or header.next != header.payload_end:
         found = "fails its checksum" if header is None else f"is gone: {header.name[:80]} stands there"
         raise CorruptArchiveError(f"{where}: the head at offset 0 {found}; {_REMEDY}", path=where)
-    is_sound = fits_crc32(header.nbytes, header.crc32)
-    payload = pread(header.payload_offset, min(header.nbytes, MAX_HEAD_NBYTES), is_sound)
-    if len(payload) != header.nbytes or crc32(payload) != header.crc32:
+    payload = read_sound(pread, header.payload) if header.nbytes <= MAX_HEAD_NBYTES else None
+    if payload is None:
         found = f"the head's {header.nbytes:,} bytes fail their crc32"
         raise CorruptArchiveError(f"{where}: {found}; {_REMEDY}", path=where)
     with reported(f"{where}: the head", where):

@@ -31,11 +31,11 @@ from edcache.format.entries import (
     MAX_LENGTH,
     PART,
     Header,
+    Place,
     PRead,
     align,
     crc32,
-    fits_crc32,
-    payload_crc32,
+    read_sound,
     reported,
 )
 
@@ -297,9 +297,8 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """Read and check the table of a chunk; CorruptArchiveError names chunk and offset. Raises: LaterReleaseError."""
     assert header.kind in (CHUNK, PART)
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    is_sound = fits_crc32(header.table_nbytes, header.table_crc32)
-    data = pread(header.payload_offset, header.table_nbytes, is_sound)
-    if not is_sound(data):
+    data = read_sound(pread, Place(header.payload_offset, header.table_nbytes, header.table_crc32))
+    if data is None:
         raise CorruptArchiveError(
             f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
         )
@@ -355,20 +354,6 @@ def chunk_windows(pread: PRead, header: Header, rows: Rows) -> Iterator[tuple[sl
 
         yield slice(first, last), at, memoryview(pread(at, stops[last - 1] - at, is_sound))
         at, first = stops[last - 1], last
-
-
-def is_payload_sound(pread: PRead, header: Header, where: str) -> bool:
-    """True if all bytes of the payload of an entry fit its crc32."""
-    crc = 0
-    try:
-        rows = read_table(pread, header, where).rows if header.kind in (CHUNK, PART) else None
-    except (CorruptArchiveError, LaterReleaseError):
-        rows = None
-    if rows is None:
-        return payload_crc32(pread, header) == header.crc32
-    for _, _, data in chunk_windows(pread, header, rows):
-        crc = crc32(data, crc)
-    return crc == header.crc32
 
 
 def schemas_of(schemas: Any) -> list[str]:

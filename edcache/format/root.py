@@ -36,11 +36,13 @@ from edcache.format.entries import (
     MAX32,
     VERSION,
     Header,
+    Place,
     PRead,
     align,
     came_again,
-    fits_crc32,
+    crc32,
     or_absent,
+    read_sound,
     reported,
 )
 from edcache.format.head import Head, check_known, is_count, parsed_head
@@ -63,14 +65,6 @@ END_NBYTES: Final = _END.size + _COMMENT_NBYTES
 _MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
 _MODE: Final = 0o100644 << 16
 _MAX16: Final = 0xFFFF
-
-
-class Place(NamedTuple):
-    """Range of bytes of the file, and their crc32."""
-
-    offset: int
-    nbytes: int
-    crc32: int
 
 
 class KeysPlace(NamedTuple):
@@ -248,11 +242,9 @@ def _root_place(tail: bytes | memoryview, size: int) -> Place | None:
     return place if end64 + _END64.size + _LOCATOR.size + END_NBYTES == size else None
 
 
-def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
+def read_places(pread: PRead, places: Sequence[Place]) -> list[bytes | None]:
     """Read the bytes of several places; None for one that fails its crc32."""
-    checks = [fits_crc32(place.nbytes, place.crc32) for place in places]
-    data = [memoryview(pread(*place[:2], check)) for place, check in zip(places, checks, strict=True)]
-    return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
+    return [read_sound(pread, place) for place in places]
 
 
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
@@ -269,7 +261,7 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
             return None
         place, data = found
         if data is None:
-            (data,) = read_places(pread, [place])
+            data = read_sound(pread, place)
         if data is not None:
             return parse_root(data, size, where), place
         # The comment has no sum of its own: another answer may name another place.
@@ -288,4 +280,4 @@ def _root_in(tail: bytes | memoryview, size: int) -> tuple[Place, bytes | memory
     if at < 0:
         return place, None
     data = tail[at : at + place.nbytes]
-    return (place, data) if fits_crc32(place.nbytes, place.crc32)(data) else None
+    return (place, data) if crc32(data) == place.crc32 else None

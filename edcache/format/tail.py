@@ -46,9 +46,9 @@ from edcache.format.entries import (
     PRead,
     check_release,
     entry_at,
-    fits_crc32,
     parse_header,
     payload_crc32,
+    read_sound,
     stored_crc32,
     walk,
 )
@@ -186,12 +186,11 @@ def _counts_alone(pread: PRead, root: Header, walked: Chain) -> bool:
     """True if a root is of the walked chain, or stands at its offset with a sound index."""
     if walked.root_header is not None and root.number <= walked.root_header.number:
         return True
-    is_sound = fits_crc32(root.nbytes, root.crc32)
-    data = pread(root.payload_offset, root.nbytes, is_sound)
-    if root.moved or not is_sound(data):
+    data = None if root.moved else read_sound(pread, root.payload)
+    if data is None:
         return False
-    place = parse_root(data, root.payload_end, walked.where).index
-    return stored_crc32(pread, *place) == place.crc32
+    index = parse_root(data, root.payload_end, walked.where).index
+    return stored_crc32(pread, index) == index.crc32
 
 
 class Loss(NamedTuple):
