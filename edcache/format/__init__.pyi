@@ -112,7 +112,6 @@ from .root import TAIL_NBYTES as TAIL_NBYTES
 from .root import Column as Column
 from .root import KeysPlace as KeysPlace
 from .root import Root as Root
-from .root import directory_nbytes as directory_nbytes
 from .root import pack_directory as pack_directory
 from .root import pack_root as pack_root
 from .root import read_places as read_places

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +24,19 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
 
-    class _Arrow:
-        def __getattr__(self, name: str) -> Any:
-            import pyarrow
+    class _Later:
+        """Module that is imported at its first use."""
 
+        def __init__(self, module: str) -> None:
+            self._module = module
+
+        def __getattr__(self, name: str) -> Any:
             # Kept, so that Python finds it at the next look-up.
-            value = self.__dict__[name] = getattr(pyarrow, name)
+            value = self.__dict__[name] = getattr(import_module(self._module), name)
             return value
 
-    class _Compute:
-        def __getattr__(self, name: str) -> Any:
-            import pyarrow.compute
-
-            value = self.__dict__[name] = getattr(pyarrow.compute, name)
-            return value
-
-    # Imported at first use: together they take 0.2 s.
-    pa, pc = _Arrow(), _Compute()
+    # Together they take 0.2 s.
+    pa, pc = _Later("pyarrow"), _Later("pyarrow.compute")
 
 
 @cache

@@ -18,13 +18,11 @@ from dataclasses import replace
 from typing import Final
 
 from edcache import base
-from edcache.base import CorruptArchiveError
 from edcache.format.entries import (
     CHUNK,
     COLUMN,
     KEYS,
     NOTE,
-    PAGE,
     PART,
     ROOT,
     Cursor,
@@ -32,15 +30,14 @@ from edcache.format.entries import (
     Place,
     PRead,
     column_name,
-    parse_header,
     read_sound,
     reported,
     walk,
 )
-from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count, is_head
+from edcache.format.head import MORE, Head, check_known, is_count
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
-from edcache.format.root import Root, directory_nbytes, pack_directory, parse_root
+from edcache.format.root import Root, pack_directory, parse_root
 
 _NOTE_KEYS: Final = "length", "fingerprint", "failed", "maker", "lost", MORE
 
@@ -49,9 +46,9 @@ class Chain:
     """Entries of an archive in order.
 
     Attributes:
-        first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
-        all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it. parts: that
-            follow the last index, and wait for the next one.
+        head, with `head_header`. first, cursor: of the first entry behind the head, and of the next one. last: entry
+            before the cursor. chunks: all and parts, in order. root: the last one, with `root_header`. behind: chunks
+            that follow it. parts: that follow the last index, and wait for the next one.
         sealed: True if no entry follows the root. is_settled: True if the root tells all that counts: only
             parts, and notes of parts, follow it.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
@@ -64,10 +61,10 @@ class Chain:
             a later root.
     """
 
-    def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
-        self.head, self.cursor, self.where = head, cursor, where
-        self.first = cursor
-        self.last: Header | None = None
+    def __init__(self, head: Head, head_header: Header, where: str) -> None:
+        self.head, self.head_header, self.where = head, head_header, where
+        self.first = self.cursor = Cursor.behind(head_header)
+        self.last = head_header
         self.root: Root | None = None
         self.root_header: Header | None = None
         self.chunks: list[Header] = []
@@ -83,8 +80,8 @@ class Chain:
         self.part_failures: dict[str, dict[int, tuple[int, Failure]]] = {}
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
-        # The newest entry of each name: a zip directory lists them behind the head.
-        self.entries: dict[str, Header] = {}
+        # The newest entry of each name, as a zip directory lists them.
+        self.entries = {head_header.name: head_header}
 
     def copy(self) -> Chain:
         """Copy the state; either may go on without the other."""
@@ -218,7 +215,7 @@ class Chain:
     # --- the end of the file ---
 
     def listed(self, root: Root, new: Sequence[Header] = ()) -> list[Header]:
-        """List the entries behind the head for a zip directory, the newest of each name.
+        """List the entries for a zip directory, the newest of each name.
 
         root: says which columns the archive has. new: entries to come.
         """
@@ -233,26 +230,16 @@ class Chain:
             if one.number not in self.lost and (one.kind not in (COLUMN, KEYS) or one.name in named)
         ]
 
-    def head_header(self, pread: PRead) -> Header:
-        """Read the header of the head; CorruptArchiveError if it changed since it was read."""
-        header = parse_header(pread(0, PAGE, is_head))
-        if header is None:
-            raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
-        return header
-
-    def directory(self, pread: PRead) -> bytes:
+    def directory(self) -> bytes:
         """Pack the zip directory of a sealed archive."""
         assert self.root is not None
         assert self.root_header is not None
-        entries = [self.head_header(pread), *self.listed(self.root)]
-        return pack_directory(entries, self.root_header.payload_end)
+        return pack_directory(self.listed(self.root), self.root_header.payload_end)
 
     @property
     def end(self) -> int:
         """Bytes of the file without a torn tail."""
         if not self.sealed:
-            return self.first.offset if self.last is None else self.last.payload_end
-        assert self.root is not None
+            return self.last.payload_end
         assert self.root_header is not None
-        names = [header.name for header in self.listed(self.root)]
-        return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
+        return self.root_header.payload_end + len(self.directory())

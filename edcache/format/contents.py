@@ -137,22 +137,13 @@ class Contents:
 
     def held(self) -> Ints:
         """List the samples that have a record, rising: int64 [n]; of 10**9 samples few may have one."""
-        root = self._root
-        known = (
-            []
-            if root is None
-            else [
-                first
-                + np.flatnonzero(self._of_root(first, min(WINDOW, root.length - first))["flags"] & PRESENT)
-                for first in range(0, root.length, WINDOW)
-            ]
-        )
+        windows = self._of_root(0, self.length)
+        known = [first + np.flatnonzero(rows["flags"] & PRESENT) for first, rows in windows]
         own = [table.samples for table, _ in self._tables(0, self.length)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *known, *own]))
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop` as in memory, new; all zeros for an absent one."""
-        root = self._root
         try:
             rows = np.zeros(stop - start, ROW)  # takes memory as it is written
         except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
@@ -160,10 +151,8 @@ class Contents:
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if not self._is_checked:
             self._check_index()
-        of_root = start if root is None else min(stop, root.length)
-        for first in range(start, of_root, WINDOW):
-            count = min(of_root - first, WINDOW)
-            rows[first - start : first - start + count] = self._of_root(first, count)
+        for first, known in self._of_root(start, stop):
+            rows[first - start : first - start + len(known)] = known
         for table, numbers in self._tables(start, stop):
             samples, own = table.samples, table.rows
             if np.any(numbers != np.arange(len(numbers))):
@@ -173,14 +162,17 @@ class Contents:
             rows[places] = own[inside]
         return rows
 
-    def _of_root(self, first: int, count: int) -> Rows:
-        """Read rows of the index of the last root, as in memory."""
-        assert self._root is not None
-        offset = self._root.index.offset
-        # All were checked together: that these are the same, a second answer tells.
-        data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count, came_again())
-        rows = np.frombuffer(data, ROW, count)
-        return bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
+    def _of_root(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Yield the rows of a range that the last root has, as in memory: windows, each with its first sample."""
+        if self._root is None:
+            return
+        offset, end = self._root.index.offset, min(stop, self._root.length)
+        for first in range(start, end, WINDOW):
+            count = min(end - first, WINDOW)
+            # All were checked together: that these are the same, a second answer tells.
+            data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count, came_again())
+            rows = np.frombuffer(data, ROW, count)
+            yield first, bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
 
     def _check_index(self) -> None:
         assert self._root is not None

@@ -16,7 +16,6 @@ from edcache.format.entries import (
     MAX_LENGTH,
     PAGE,
     VERSION,
-    Cursor,
     Header,
     PRead,
     align,
@@ -104,8 +103,8 @@ def pack_head(head: Head) -> bytes:
     return pack_header(header) + payload
 
 
-def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
-    """Read the head; return it with the cursor of the first entry.
+def read_head(pread: PRead, where: str) -> tuple[Head, Header]:
+    """Read the head; return it with its header.
 
     Raises: CorruptArchiveError, it is no archive or the head is damaged; LaterReleaseError.
     """
@@ -126,7 +125,7 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
         head = parsed_head(base.loads(payload))
         if head.uuid != header.uuid:
             raise ValueError("its uuid is not that of its entry")
-    return head, Cursor.behind(header)
+    return head, header
 
 
 def is_head(page: bytes | memoryview) -> bool:

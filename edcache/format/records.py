@@ -10,7 +10,6 @@ turns the one into the other where rows enter and leave the file; an index that 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import struct
 from bisect import bisect_right
@@ -49,11 +48,9 @@ _KNOWN_FLAGS: Final = PRESENT | COMPRESSED
 BLOCK_NBYTES: Final = 1 << 16
 """A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
 MAX_SCHEMAS: Final = 1 << 16
-# Bytes of one record, and of all that are copied together: small enough for the processor's cache.
-_GATHERED: Final = 1 << 12
-_COPIED_NBYTES: Final = 1 << 18
-# Records whose crc32s are compared at once: fewer gain nothing, and more take more memory than the cache has.
-_LEAST_JOINT, _MOST_JOINT = 64, 256
+# Records whose crc32s are compared at once: fewer, or ones of more bytes, gain nothing. More take more memory than the
+# processor's cache has.
+_LEAST_JOINT, _MOST_JOINT, _MOST_SIZE = 64, 256, 1 << 10
 # Bytes of a chunk that are read at once: one answer of a far file.
 _WINDOW_NBYTES: Final = 1 << 22
 # Four bytes whose crc32 is 0.
@@ -79,39 +76,28 @@ def block_crc32s(record: memoryview | bytes) -> bytes:
 
 def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
     """Compute the crc32 of each of one or more records in memory: uint32 [n]."""
-    lattice = _lattice(data, offset, nbytes)
-    if lattice is None:
-        extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
-        return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, len(offset))
-    # Records of one size are copied together: a slice of a memoryview takes 0.2 us, a row of an array 0.06.
-    parts = np.array_split(offset // LATTICE, -(-len(offset) * lattice.shape[1] // _COPIED_NBYTES) or 1)
-    crcs = itertools.chain.from_iterable(map(crc32, lattice[part]) for part in parts)
-    return np.fromiter(crcs, np.uint32, len(offset))
+    extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
+    return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, len(offset))
 
 
-def _lattice(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint8] | None:
-    """View memory as rows of the size of a record: row k begins at byte 8 * k; None for large or several sizes."""
-    size = int(nbytes[0])
-    if size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)):
-        return None
-    shape = (len(data) - size) // LATTICE + 1, size
-    rows: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, data, 0, (LATTICE, 1))
-    return rows
-
-
-def _are_jointly_sound(lattice: npt.NDArray[np.uint8], offset: Ints, crcs: npt.NDArray[np.uint32]) -> bool:
-    """True if records that are rows of a lattice fit their crc32s: compares the crc32 of many, one behind the other.
+def _are_jointly_sound(data: memoryview, offset: Ints, nbytes: Ints, crcs: npt.NDArray[np.uint32]) -> bool:
+    """True if many small records of one size fit their crc32s: compares the crc32 of them, one behind the other.
 
     A call for each record takes longer than its bytes. One or two turned bits, of records or of rows, are always found:
     a bit of a row's crc32 weighs as much as one bit of the four bytes behind its record, and these are no record's. Of
     more damage one in 4 * 10**9 passes, as of any.
     """
-    weights = _weights(lattice.shape[1])
+    size = int(nbytes[0])
+    if len(offset) < _LEAST_JOINT or size > _MOST_SIZE or np.any((nbytes != size) | (offset % LATTICE != 0)):
+        return False
+    # Row k begins at byte 8 * k.
+    lattice = np.ndarray(((len(data) - size) // LATTICE + 1, size), np.uint8, data, 0, (LATTICE, 1))
+    weights = _weights(size)
     for first in range(0, len(offset), len(weights)):
         part = offset[first : first + len(weights)]
         bits = np.unpackbits(crcs[first : first + len(part)].view(np.uint8), bitorder="little")
         changes = weights[len(weights) - len(part) :].reshape(-1) * bits
-        apart = np.empty((len(part), len(_GAP) + lattice.shape[1]), np.uint8)
+        apart = np.empty((len(part), len(_GAP) + size), np.uint8)
         apart[:, : len(_GAP)] = _GAP
         apart[:, len(_GAP) :] = lattice[part // LATTICE]
         if crc32(apart) != np.bitwise_xor.reduce(changes):
@@ -132,7 +118,7 @@ def _weights(size: int) -> npt.NDArray[np.uint32]:
     """
     zeros = bytes(len(_GAP) + size)
     of_zeros = crc32(zeros)
-    weights = np.empty((min(_MOST_JOINT, _COPIED_NBYTES // max(size, 1)), 32), np.uint32)
+    weights = np.empty((_MOST_JOINT, 32), np.uint32)
     shifted = [1 << bit for bit in range(32)]
     for row in weights[::-1]:
         row[:] = shifted
@@ -193,8 +179,7 @@ def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bo
     offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
     if nbytes.max() <= BLOCK_NBYTES:
         crcs = np.ascontiguousarray(rows["crc32"])
-        lattice = _lattice(data, offset, nbytes) if len(rows) >= _LEAST_JOINT else None
-        if lattice is not None and _are_jointly_sound(lattice, offset, crcs):
+        if _are_jointly_sound(data, offset, nbytes, crcs):
             return np.ones(len(rows), np.bool_)
         sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == crcs
         return sound

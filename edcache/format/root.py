@@ -218,12 +218,6 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     )
 
 
-def directory_nbytes(names: Sequence[str]) -> int:
-    """Count the bytes of the directory of entries of these names."""
-    each = _CENTRAL.size + _ZIP64.size
-    return sum(each + len(name) for name in names) + _END64.size + _LOCATOR.size + END_NBYTES
-
-
 def _pack_central(header: Header) -> bytes:
     extra = _ZIP64.pack(1, 24, header.nbytes, header.nbytes, header.offset)
     sizes = header.crc32, MAX32, MAX32, len(header.name), len(extra), 0

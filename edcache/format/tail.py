@@ -94,7 +94,8 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         and (is_fresh or is_other or sealed[0].is_synced)
     ):
         return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
-    for at, header in later_headers(pread, next_data, _last_payload(chain), size):
+    # From the last payload on: where bytes were taken out, what follows has moved into it.
+    for at, header in later_headers(pread, next_data, chain.last.payload_offset, size):
         if header.uuid != chain.head.uuid:
             if at == header.offset:
                 return f"{what} {header.name} of another archive stands at offset {at:,}"
@@ -107,11 +108,6 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
             return f"{what} {header.name} follows at offset {at:,}"
     return None
-
-
-def _last_payload(chain: Chain) -> int:
-    """Return the offset behind which to look: where bytes were taken out, what follows has moved into a payload."""
-    return chain.first.offset if chain.last is None else chain.last.payload_offset
 
 
 def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
@@ -165,17 +161,17 @@ def later_headers(
 def salvaged(chain: Chain, pread: PRead, next_data: NextData, size: int) -> Chain:
     """Walk a damaged archive again, also behind the damage; returns another chain.
 
-    A chunk, a part or a note counts where it is. A root behind the damage counts if it stands at its offset, as it says
-    where all else lies, and if its index is sound.
+    A chunk, a part or a note counts where it is, also within the last payload, if bytes were taken out. A root behind
+    the damage counts if it stands at its offset, as it says where all else lies, and if its index is sound.
     """
-    found = Chain(chain.head, chain.first, chain.where)
+    found = Chain(chain.head, chain.head_header, chain.where)
     groups = walk(pread, size, found.head.uuid, found.first, found.where)
     walked = [(one.offset, one) for group in groups for one in group]
-    behind = later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)
+    behind = later_headers(pread, next_data, chain.last.payload_offset, size, chain.head.uuid)
     for at, header in [*walked, *behind]:
         check_release(header, chain.where)
         one = replace(header, moved=at - header.offset)
-        is_next = found.last is None or found.last.number < one.number
+        is_next = found.last.number < one.number
         counts = one.kind in (CHUNK, NOTE, PART) or (one.kind == ROOT and _counts_alone(pread, one, chain))
         if is_next and counts and one.payload_end <= size:
             found.add(pread, [one])
@@ -218,7 +214,7 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     """
     chunks: list[Header] = []
     ends: list[tuple[int, bytes]] = []
-    known = Chain(chain.head, chain.first, chain.where)
+    known = Chain(chain.head, chain.head_header, chain.where)
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
         last, start = group[-1], group[0].offset
         if known.sealed and start > chain.durable:
@@ -249,7 +245,7 @@ def _torn_end(chain: Chain, pread: PRead, stop: int) -> list[tuple[int, bytes]]:
     start = chain.root_header.payload_end
     if not 0 <= stop - chain.end < PAGE:
         return []
-    expected = chain.directory(pread).ljust(stop - start, b"\0")
+    expected = chain.directory().ljust(stop - start, b"\0")
     return [(start, expected)] if pread(start, stop - start) != expected else []
 
 

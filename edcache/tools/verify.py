@@ -148,10 +148,10 @@ class Survey:
         self._room = _MOST_KEPT_NBYTES
         self._padding = b""
         self.has_writer = file.is_locked(format.LOCK_FILLER, format.FILLERS)
-        head, cursor = format.read_head(self._pread, self.path)
-        self.chain = format.Chain(head, cursor, self.path)
-        known = format.Chain(head, cursor, self.path)
-        groups = list(format.walk(self._pread, self.size, head.uuid, cursor, self.path))
+        head, head_header = format.read_head(self._pread, self.path)
+        self.chain = format.Chain(head, head_header, self.path)
+        known = format.Chain(head, head_header, self.path)
+        groups = list(format.walk(self._pread, self.size, head.uuid, known.cursor, self.path))
         for group in groups:
             known.add(self._pread, group)
         self._lost = known.lost  # by a later note
@@ -201,7 +201,7 @@ class Survey:
         start = header.payload_end
         if header.kind == format.ROOT and self.chain.sealed:
             start = self.chain.end  # each root has its own directory
-            directory = self.chain.directory(self._pread)
+            directory = self.chain.directory()
             # The end of it is written last: without it the archive is not sealed yet.
             end = self._pread(
                 header.payload_end, len(directory), lambda data: directory.startswith(bytes(data))

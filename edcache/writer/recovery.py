@@ -92,12 +92,12 @@ def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
 
 def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     try:
-        head, cursor = format.read_head(file.pread, file.path)
+        head, head_header = format.read_head(file.pread, file.path)
     except CorruptArchiveError:
         return False  # opening it says so
     if not begins_anew(head) or file.is_locked(format.LOCK_FILLER, format.FILLERS):
         return False
-    chain = Chain(head, cursor, file.path)
+    chain = Chain(head, head_header, file.path)
     chain.extend(file.pread, file.size())
     # One that has grown is as long as its notes say (tests/kit/model.py).
     if not chain.holds_nothing or not begins_anew(replace(head, length=chain.length)):

@@ -43,10 +43,10 @@ class Parts:
         def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
             return data[offset : offset + nbytes]
 
-        head, cursor = format.read_head(pread, str(path))
-        self.head = data[: cursor.offset]
-        self.uuid, self.cursor = head.uuid, cursor
-        groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+        head, header = format.read_head(pread, str(path))
+        self.head = data[: header.next]
+        self.uuid, self.cursor = head.uuid, format.Cursor.behind(header)
+        groups = format.walk(pread, len(data), head.uuid, self.cursor, str(path))
         headers = [one for group in groups for one in group]
         payloads = {one.kind: pread(one.payload_offset, one.nbytes) for one in headers}
         self.chunk = next(one for one in headers if one.kind == CHUNK)

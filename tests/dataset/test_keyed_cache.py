@@ -288,8 +288,8 @@ def seals(path):
     """Count the seals of an archive."""
     data = path.read_bytes()
     pread = lambda offset, nbytes, is_sound=None: data[offset : offset + nbytes]  # noqa: E731
-    head, cursor = format.read_head(pread, "a.zip")
-    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+    head, header = format.read_head(pread, "a.zip")
+    groups = format.walk(pread, len(data), head.uuid, format.Cursor.behind(header), str(path))
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 

@@ -207,8 +207,7 @@ def _taken_apart(number: int) -> Archive:
 
     head = format.parse_header(data)
     assert head is not None
-    _, cursor = format.read_head(pread, "base")
-    groups = format.walk(pread, len(data), UUID, cursor, "base")
+    groups = format.walk(pread, len(data), UUID, format.Cursor.behind(head), "base")
     return Archive(
         data[head.payload_offset : head.next].rstrip(),
         [_part(header, data) for group in groups for header in group],
@@ -289,7 +288,8 @@ def assembled(archive: Archive) -> bytes:
             with suppress(TypeError, KeyError, AttributeError):  # a lie may be there
                 columns = set(map(format.column_name, part.root["labels"]))
                 listed = {k: one for k, one in listed.items() if one.kind != COLUMN or k in columns}
-            size = format.directory_nbytes([*listed, part.name])
+            truthful = [replace(head, name=name) for name in [*listed, part.name]]
+            size = len(format.pack_directory(truthful, 0))
             following = format.align(start + len(payload) + size, PAGE)
             header = replace(header, **({"next": following} | part.lies))
             with suppress(struct.error):  # what is drawn may not be written

@@ -18,7 +18,8 @@ class Archive:
     def __init__(self, labels=()):
         self.head = format.Head(UUID, labels=tuple((name, name) for name in labels))
         self.data = bytearray(format.pack_head(self.head))
-        self.first = self.cursor = format.read_head(self.pread, "a.zip")[1]
+        _, self.head_header = format.read_head(self.pread, "a.zip")
+        self.first = self.cursor = format.Cursor.behind(self.head_header)
         self.headers = []
 
     def pread(self, offset, nbytes, is_sound=None):
@@ -84,9 +85,8 @@ class Archive:
     def publish_root(self, root):
         last = self.entry(format.ROOT, "root.json", format.pack_root(root))
         newest = {header.name: header for header in [*self.headers[:-1], last]}
-        head = format.parse_header(self.pread(0, format.MAX_HEADER_NBYTES))
         del self.data[last.payload_end :]
-        self.data += format.pack_directory([head, *newest.values()], last.payload_end)
+        self.data += format.pack_directory([self.head_header, *newest.values()], last.payload_end)
         room = format.align(len(self.data), format.PAGE)
         # The next entry begins behind the directory.
         final = replace(last, next=room)
@@ -102,7 +102,7 @@ class Archive:
         return list(format.walk(reading, len(data), UUID, self.first, "a.zip"))
 
     def chain(self):
-        chain = format.Chain(self.head, self.first, "a.zip")
+        chain = format.Chain(self.head, self.head_header, "a.zip")
         chain.extend(self.pread, len(self.data))
         return chain
 

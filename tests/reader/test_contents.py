@@ -22,8 +22,7 @@ def write(path, indices, chunk_size=3, seal=True):
 
 
 def chain_of(file):
-    head, cursor = format.read_head(file.pread, file.path)
-    return Chain(head, cursor, file.path)
+    return Chain(*format.read_head(file.pread, file.path), file.path)
 
 
 def whole_chain(path):

@@ -248,8 +248,8 @@ def _chain(path: Path) -> tuple[Any, int, bytes, format.Cursor]:
     def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return data[offset : offset + nbytes]
 
-    head, cursor = format.read_head(pread, str(path))
-    return pread, len(data), head.uuid, cursor
+    head, header = format.read_head(pread, str(path))
+    return pread, len(data), head.uuid, format.Cursor.behind(header)
 
 
 def test_links_and_what_is_no_file_are_not_followed(cache: Path, tmp_path: Path) -> None:
