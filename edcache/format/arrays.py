@@ -237,16 +237,8 @@ def same_values(one: pa.Array, other: pa.Array) -> bool:
 
 
 def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Do as `table.take`, which imports pyarrow.compute: columns of numbers without nulls do not need it."""
-    if not table.num_columns:
-        return table
-    columns = []
-    for column in table.columns:
-        if is_number(column.type) and not column.null_count and column.num_chunks == 1:
-            columns.append(from_numpy(number_values(column.chunk(0))[rows], column.type))
-        else:
-            columns.append(column.take(from_numpy(rows, pa.int64())))
-    return pa.table(columns, names=table.column_names)
+    """Take rows of a table; one without columns stays as it is."""
+    return table.take(from_numpy(rows, pa.int64())) if table.num_columns else table
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:

@@ -116,7 +116,7 @@ class Contents:
                 continue
             if header.kind == PART:
                 header = replace(header, first=end, end=end + len(table.rows))
-                table, end = _numbered(table, header), header.end
+                end = header.end
             if header.table_nbytes <= room:
                 room -= header.table_nbytes
                 self._kept[header.number] = table
@@ -139,7 +139,7 @@ class Contents:
         """List the samples that have a record, rising: int64 [n]; of 10**9 samples few may have one."""
         windows = self._of_root(0, self.length)
         known = [first + np.flatnonzero(rows["flags"] & PRESENT) for first, rows in windows]
-        own = [table.samples for table, _ in self._tables(0, self.length)]
+        own = [samples for samples, _, _ in self._tables(0, self.length)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *known, *own]))
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -153,13 +153,10 @@ class Contents:
             self._check_index()
         for first, known in self._of_root(start, stop):
             rows[first - start : first - start + len(known)] = known
-        for table, numbers in self._tables(start, stop):
-            samples, own = table.samples, table.rows
-            if np.any(numbers != np.arange(len(numbers))):
-                own = own.copy()
-                own["schema"] = numbers[own["schema"]]
+        for samples, table, numbers in self._tables(start, stop):
             places, inside = _places(samples, start, stop)
-            rows[places] = own[inside]
+            rows[places] = table.rows[inside]
+            rows["schema"][places] = numbers[table.rows["schema"][inside]]
         return rows
 
     def _of_root(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
@@ -202,8 +199,8 @@ class Contents:
         if name in self._names:
             # A column of the root includes all chunks before it.
             behind = self._behind if stored is not None else None
-            for table, _ in self._tables(start, stop, behind):
-                places, inside = _places(table.samples, start, stop)
+            for samples, table, _ in self._tables(start, stop, behind):
+                places, inside = _places(samples, start, stop)
                 chunk = table.labels.column(name).chunk(0)
                 put(places, chunk if type(inside) is slice else chunk.take(from_numpy(inside, pa.int64())))
         if not parts:
@@ -240,17 +237,17 @@ class Contents:
 
     def _tables(
         self, start: int, stop: int, chosen: Set[int] | None = None
-    ) -> Iterator[tuple[ChunkTable, Ints]]:
-        """Yield the tables of chunks with samples of a range, and the numbers of their schemas, in order."""
+    ) -> Iterator[tuple[Ints, ChunkTable, Ints]]:
+        """Yield the samples and tables of chunks with some of a range, and the numbers of their schemas, in order."""
         for header, numbers in self._chunks:
             is_chosen = chosen is None or header.number in chosen
             if is_chosen and header.first < stop and header.end > start:
-                table = self._kept.get(header.number)
-                if table is None and (read := self._table_of(header)) is not None:
-                    table = _numbered(read, header)
+                table = self._kept.get(header.number) or self._table_of(header)
                 if table is None:
                     raise CorruptArchiveError(f"{self._chain.where}: {header.name} changed while it was read")
-                yield table, numbers
+                # The header of a part has the numbers that its samples have here.
+                is_part = header.kind == PART
+                yield np.arange(header.first, header.end) if is_part else table.samples, table, numbers
 
     def _stored(self, name: str) -> pa.ChunkedArray | None:
         """Read a column of the root; the last one is kept, for the next window."""
@@ -335,11 +332,6 @@ class StoredLabels:
                     path=self._where,
                 )
             self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
-
-
-def _numbered(table: ChunkTable, header: Header) -> ChunkTable:
-    """Return the table of a chunk; of a part with the numbers that its header has here."""
-    return replace(table, samples=np.arange(header.first, header.end)) if header.kind == PART else table
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:
