@@ -92,10 +92,6 @@ class File(Handle, ByteSource):
             raise storage_error(self.path, "looking for its name", error) from error
         return identity_of(named) == self._identity
 
-    def modified(self) -> float:
-        """Time of the last write, in seconds since 1970."""
-        return self._stat().st_mtime
-
     def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
         if offset > _MAX_OFFSET:
@@ -155,15 +151,11 @@ class File(Handle, ByteSource):
 
     def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
         """Announce that extents (offset, nbytes) will be read soon; a hint."""
-
-        def tell(fd: int) -> None:
-            for extent in extents:
-                calls.will_need(fd, *extent)
-
         if _CAN_ADVISE:
             # Advice that is refused costs time and nothing else.
             with suppress(OSError):
-                self._call(tell)
+                for extent in extents:
+                    self._call(calls.will_need, *extent)
 
     def write_back(self, offset: int, nbytes: int) -> None:
         """Start writing a range to the disk, so that a later sync waits less; a hint."""
@@ -298,5 +290,5 @@ def _filesystem(device: int) -> str:
 
 def is_fresh(file: File) -> bool:
     """True if no power cut came after the last write, or its recovery has ended: the running kernel made the write."""
-    boot_time = calls.boot_time()
-    return boot_time is not None and file.modified() > boot_time + 1 and not exists(file.absolute + RECOVERY)
+    boot_time, written = calls.boot_time(), file.stamp()[1] / 1e9
+    return boot_time is not None and written > boot_time + 1 and not exists(file.absolute + RECOVERY)

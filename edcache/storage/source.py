@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from edcache.base import Ints, Sound
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 # Bytes of one answer; a longer extent has several. Seconds before the third time of asking, and before the last ones.
 PART_NBYTES: Final = 1 << 22
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
-
-
-class Held(Protocol):
-    """See `Prefetch.hold`."""
-
-    def close(self) -> None:
-        """Let it go."""
 
 
 class Prefetch(ABC):
@@ -46,8 +39,8 @@ class Prefetch(ABC):
         """True if more can be kept now."""
 
     @abstractmethod
-    def hold(self) -> Held:
-        """Stop look-ahead in the copy, of all processes of this machine, until the result is closed."""
+    def hold(self) -> ByteSource:
+        """Stop look-ahead in the copy, of all processes of this machine, until the file that it returns is closed."""
 
     @abstractmethod
     def is_held(self) -> bool:
