@@ -96,7 +96,6 @@ from .records import block_crc32s as block_crc32s
 from .records import blocks_fit as blocks_fit
 from .records import bound as bound
 from .records import check_flags as check_flags
-from .records import chunk_windows as chunk_windows
 from .records import fits as fits
 from .records import joint_flags as joint_flags
 from .records import pack_table as pack_table

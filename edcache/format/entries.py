@@ -75,7 +75,6 @@ MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
 _DEVICES: Final = {"con", "prn", "aux", "nul", *(f"{port}{k}" for port in ("com", "lpt") for k in range(10))}
 DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
 _PIECE_NBYTES: Final = 1 << 24  # several answers of a far file at once
-_PASSES: Final = 2  # over bytes that fail a sum of several pieces: two wrong answers may be alike
 MAX32: Final = 0xFFFFFFFF
 UUID_PLACE: Final = slice(70, 86)
 """Bytes of a file that have the uuid of its head."""
@@ -326,18 +325,16 @@ def stored_crc32(pread: PRead, place: Place) -> int:
     offset, nbytes, expected = place
     if nbytes <= _PIECE_NBYTES:
         return crc32(pread(offset, nbytes, fits_crc32(nbytes, expected)))
-    crc = _crc32_of(pread, offset, nbytes, lambda: None)
-    for _ in range(_PASSES):
-        if crc != expected:
-            crc = _crc32_of(pread, offset, nbytes, came_again)
-    return crc
-
-
-def _crc32_of(pread: PRead, offset: int, nbytes: int, check: Callable[[], Sound | None]) -> int:
+    # Doubted twice: two wrong answers may be alike.
+    checks: list[Callable[[], Sound | None]] = [lambda: None, came_again, came_again]
     crc, end = 0, offset + nbytes
-    while offset < end and (part := pread(offset, min(_PIECE_NBYTES, end - offset), check())):
-        crc = crc32(part, crc)
-        offset += len(part)
+    for check in checks:
+        crc, at = 0, offset
+        while at < end and (part := pread(at, min(_PIECE_NBYTES, end - at), check())):
+            crc = crc32(part, crc)
+            at += len(part)
+        if crc == expected:
+            break
     return crc
 
 

@@ -28,6 +28,7 @@ from edcache.format.entries import (
     reported,
 )
 from edcache.format.key_table import KEY_COLUMN
+from edcache.format.records import texts_of
 
 MAX_HEAD_NBYTES: Final = 1 << 20
 HEAD_NAME: Final = "edcache.json"
@@ -164,7 +165,7 @@ def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = F
     """
     if type(meta) is not dict:
         raise ValueError(f"{what} is no object")
-    for feature in _texts(meta.get("reads", [])):
+    for feature in texts_of(meta.get("reads", []), "names of features"):
         if feature not in READS:
             raise LaterReleaseError.needing(repr(feature))
     known = {*keys}
@@ -173,13 +174,7 @@ def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = F
             raise LaterReleaseError.needing(f"the key {key[:80]!r} of {what}")
     if type(meta.get(MORE, {})) is not dict or not (optional or meta.keys() == known):
         raise ValueError(f"{what} lacks a key")
-    _texts(meta.get("writes", []))
-
-
-def _texts(value: Any) -> list[str]:
-    if type(value) is not list or not all(type(one) is str for one in value):
-        raise ValueError("names of features that are no texts")
-    return value
+    texts_of(meta.get("writes", []), "names of features")
 
 
 def check_writable(names: Iterable[str], where: str) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import struct
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -51,8 +50,6 @@ MAX_SCHEMAS: Final = 1 << 16
 # Records whose crc32s are compared at once: fewer, or ones of more bytes, gain nothing. More take more memory than the
 # processor's cache has.
 _LEAST_JOINT, _MOST_JOINT, _MOST_SIZE = 64, 256, 1 << 10
-# Bytes of a chunk that are read at once: one answer of a far file.
-_WINDOW_NBYTES: Final = 1 << 22
 # Four bytes whose crc32 is 0.
 _GAP: Final = np.frombuffer(bytes.fromhex("9d0ad96d"), np.uint8)
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -316,35 +313,16 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         return ChunkTable(samples, rows, schemas, view[at + text_nbytes :], place, where)
 
 
-def chunk_windows(pread: PRead, header: Header, rows: Rows) -> Iterator[tuple[slice, int, memoryview]]:
-    """Read the payload of a chunk in windows of whole records: yields the rows of each, its offset and its bytes.
-
-    The first one begins with the table. All bytes of a window are checked if they are far: between records are zeros.
-    """
-    stops = [*rows["offset"][1:].tolist(), header.payload_end]
-    at, first = header.payload_offset, 0
-    while first < len(rows):
-        last = max(bisect_right(stops, at + _WINDOW_NBYTES), first + 1)
-        some, start = rows[first:last], at
-
-        def is_sound(data: bytes | memoryview, some: Rows = some, start: int = start) -> bool:
-            view, table = memoryview(data), header.table_nbytes if start == header.payload_offset else 0
-            ends = stored_ends(some) - start
-            gaps = zip([table, *ends.tolist()], [*(some["offset"] - start).tolist(), len(view)], strict=True)
-            return (
-                (not table or crc32(view[:table]) == header.table_crc32)
-                and bool(are_sound(some, view, start).all())
-                and not any(any(view[low:high]) for low, high in gaps)
-            )
-
-        yield slice(first, last), at, memoryview(pread(at, stops[last - 1] - at, is_sound))
-        at, first = stops[last - 1], last
+def texts_of(value: Any, what: str) -> list[str]:
+    """Parse a JSON list of texts; ValueError for anything else."""
+    if type(value) is not list or not all(type(one) is str for one in value):
+        raise ValueError(f"{what} that are no texts")
+    return value
 
 
-def schemas_of(schemas: Any) -> list[str]:
+def schemas_of(value: Any) -> list[str]:
     """Parse the JSON of schemas; ValueError for anything else."""
-    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
-        raise ValueError("its schemas are not texts")
+    schemas = texts_of(value, "schemas")
     if len(schemas) > MAX_SCHEMAS:
         raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
     return schemas

@@ -7,7 +7,7 @@ A sealed file ends so:
     zip64 end, its locator
     end record                  its comment tells offset, bytes and crc32 of the payload of root.json
 
-- A reader takes the last 64 KiB, reads the comment, and has the root, mostly from the same bytes (`read_root`). It
+- A reader takes the last 64 KiB, and then the root that the comment names, mostly of the same bytes (`read_root`). It
   reads no record of the directory: these are for unzip and other programs.
 - So an archive is sealed if it ends in a comment, and the root fits the crc32 there. The zip64 locator says where it
   ends: bytes of its own end that stand behind it again are a torn tail as any others. As soon as entries are appended
@@ -40,13 +40,12 @@ from edcache.format.entries import (
     PRead,
     align,
     came_again,
-    crc32,
     or_absent,
     read_sound,
     reported,
 )
 from edcache.format.head import Head, check_known, is_count, parsed_head
-from edcache.format.records import ROW, Failure, failures_of, fits, schemas_of
+from edcache.format.records import ROW, Failure, failures_of, fits, schemas_of, texts_of
 from edcache.format.types import is_type_json, type_of_json
 
 TAIL_NBYTES: Final = 1 << 16
@@ -165,6 +164,7 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
         meta["head"] = parsed_head(meta["head"])
         meta["failures"] = failures_of(meta["failures"])
         schemas_of(meta["schemas"])
+        texts_of(meta["dropped"], "names of columns")
         labels = {}
         for name, (*place, kind, is_added) in meta["labels"].items():
             if not is_type_json(kind):
@@ -179,7 +179,6 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
             all(map(is_count, (root.length, root.present, root.chunks)))
             and root.present <= root.length
             and root.index.nbytes == ROW.itemsize * root.length
-            and all(type(name) is str for name in root.dropped)
             and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
             and isinstance(root.fingerprint, dict | None)
             and {type(root.is_reordered), type(root.is_synced)} == {bool}
@@ -233,7 +232,9 @@ def _root_place(tail: bytes | memoryview, size: int) -> Place | None:
         return None
     _, _, end64, _ = _LOCATOR.unpack_from(tail, len(tail) - END_NBYTES - _LOCATOR.size)
     place = Place(*(int(number, 16) for number in found.groups()))
-    return place if end64 + _END64.size + _LOCATOR.size + END_NBYTES == size else None
+    is_end = end64 + _END64.size + _LOCATOR.size + END_NBYTES == size
+    # A crc32 of nothing is 0, as a power cut leaves it.
+    return place if is_end and 0 < place.nbytes <= size - place.offset else None
 
 
 def read_places(pread: PRead, places: Sequence[Place]) -> list[bytes | None]:
@@ -244,34 +245,17 @@ def read_places(pread: PRead, places: Sequence[Place]) -> list[bytes | None]:
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     """Read the root that the end of a file points at, and its place; None without a sound one.
 
-    Cost: one pread of `TAIL_NBYTES`, and another one if the root is not in them. Raises: CorruptArchiveError: its crc32
-    holds, but no release of edcache wrote it.
+    Cost: one pread of `TAIL_NBYTES`, and one of the root, which is mostly in them. Raises: CorruptArchiveError: its
+    crc32 holds, but no release of edcache wrote it.
     """
     start = align(max(0, size - TAIL_NBYTES), 64)
-    is_end = or_absent(lambda tail: _root_in(tail, size) is not None)
+    is_end = or_absent(lambda tail: _root_place(tail, size) is not None)
     for check in (is_end, came_again()):
-        found = _root_in(pread(start, size - start, check), size)
-        if found is None:
+        place = _root_place(pread(start, size - start, check), size)
+        if place is None:
             return None
-        place, data = found
-        if data is None:
-            data = read_sound(pread, place)
+        data = read_sound(pread, place)
         if data is not None:
             return parse_root(data, size, where), place
         # The comment has no sum of its own: another answer may name another place.
     return None
-
-
-def _root_in(tail: bytes | memoryview, size: int) -> tuple[Place, bytes | memoryview | None] | None:
-    """Return the place of the root that the end of a file names, and its bytes if these are in the tail; None for no
-    root, and for one that fails its crc32.
-    """
-    place = _root_place(tail, size)
-    # A crc32 of nothing is 0, as a power cut leaves it.
-    if place is None or not place.nbytes or place.offset + place.nbytes > size:
-        return None
-    at = place.offset - (size - len(tail))
-    if at < 0:
-        return place, None
-    data = tail[at : at + place.nbytes]
-    return (place, data) if crc32(data) == place.crc32 else None
