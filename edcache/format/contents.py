@@ -277,13 +277,11 @@ def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows)
 
 
 class StoredLabels:
-    """Label columns of a sealed archive, each read and checked at its first use.
+    """Label columns of a sealed archive, each checked when it is read. None is kept.
 
     Args:
         read: reads the bytes of several places, None for one that fails its crc32. where: the archive's path.
     Attributes: schema, num_rows: as of a pyarrow Table.
-    Raises: CorruptArchiveError, at the first use of a column that is damaged.
-    Safety: threads may use it at once; two may then read the same column.
     """
 
     def __init__(
@@ -291,7 +289,6 @@ class StoredLabels:
     ) -> None:
         self.num_rows = root.length
         self._root, self._read, self._where = root, read, where
-        self._columns: dict[str, pa.ChunkedArray] = {}
 
     @property
     def schema(self) -> pa.Schema:
@@ -303,35 +300,23 @@ class StoredLabels:
         """Names of the columns, in their order."""
         return list(self._root.labels)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the columns that were read so far."""
-        return sum(column.nbytes for column in self._columns.values())
-
-    @property
-    def table(self) -> pa.Table:
-        """All columns."""
-        self.read(self.column_names)
-        return pa.table([self._columns[name] for name in self.column_names], schema=self.schema)
-
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column, a view of the bytes that were read."""
-        if name not in self._columns:
-            self.read([name])
-        return self._columns[name]
+        """Read a column. Raises: CorruptArchiveError, it is damaged."""
+        return self.columns([name])[name]
 
-    def read(self, names: Iterable[str]) -> None:
-        """Read the columns that are not in memory yet, together."""
-        new = [name for name in names if name not in self._columns]
-        places = [self._root.labels[name].place for name in new]
-        for name, data, place in zip(new, self._read(places) if new else (), places, strict=True):
+    def columns(self, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
+        """Read columns together, as views of the bytes that were read. Raises: CorruptArchiveError, one is damaged."""
+        places = [self._root.labels[name].place for name in names]
+        columns = {}
+        for name, data, place in zip(names, self._read(places), places, strict=True):
             if data is None:
                 raise CorruptArchiveError(
                     f"{self._where}: the label column {name!r} at offset {place.offset:,} fails its crc32; "
                     f'"edcache copy {self._where} -o NEW --skip-damaged" keeps what is sound',
                     path=self._where,
                 )
-            self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
+            columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
+        return columns
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:
