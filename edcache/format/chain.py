@@ -134,7 +134,6 @@ class Chain:
         else:
             self.sealed = False
         for header in group:
-            self.entries.pop(header.name, None)
             self.entries[header.name] = header
             self.durable = max(self.durable, header.durable)
         self.last = last
@@ -149,13 +148,15 @@ class Chain:
             note = base.loads(data)
             check_known(note, _NOTE_KEYS, "a note", optional=True)
             length, fingerprint = note.get("length"), note.get("fingerprint")
-            if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
-                raise ValueError("a length or a fingerprint that is none")
             failed, lost, maker = failures_of(note.get("failed", [])), note.get("lost"), note.get("maker")
-            if not isinstance(maker, str | None):
-                raise ValueError("failures of a source without a name")
-            if lost is not None and not (type(lost) is list and all(map(is_count, lost))):
-                raise ValueError("entries that are lost are no numbers")
+            sound = (
+                (length is None or is_count(length))
+                and isinstance(fingerprint, dict | None)
+                and isinstance(maker, str | None)
+                and (lost is None or (type(lost) is list and all(map(is_count, lost))))
+            )
+            if not sound:
+                raise ValueError("it has values that this format version does not allow")
         is_of_parts = lost is not None and {one.number for one in self.parts}.issuperset(lost)
         if lost is not None:
             self.forget(lost)
@@ -219,14 +220,11 @@ class Chain:
 
         root: says which columns the archive has. new: entries to come.
         """
-        entries = self.entries.copy()
-        for header in new:
-            entries.pop(header.name, None)
-            entries[header.name] = header
+        newest = self.entries | {header.name: header for header in new}
         named = {*map(column_name, root.labels), *([] if root.keys is None else [KEYS_NAME])}
         return [
             one
-            for one in entries.values()
+            for one in sorted(newest.values(), key=lambda one: one.number)
             if one.number not in self.lost and (one.kind not in (COLUMN, KEYS) or one.name in named)
         ]
 

@@ -219,15 +219,13 @@ class Failure:
 
 def failures_of(value: Any) -> list[Failure]:
     """Parse the JSON of failures; ValueError for anything else."""
-    kinds = (int, bool, str, str, str)
-    if type(value) is not list or any(
-        type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value
-    ):
-        raise ValueError("its failures are none")
-    failures = [Failure(*entry) for entry in value]
-    if any(not 0 <= failure.index < MAX_LENGTH for failure in failures):
-        raise ValueError("one of its failures is none")
-    return failures
+    if type(value) is not list:
+        raise ValueError("its failures are no list")
+    kinds = [int, bool, str, str, str]
+    for entry in value:
+        if type(entry) is not list or [*map(type, entry)] != kinds or not 0 <= entry[0] < MAX_LENGTH:
+            raise ValueError("one of its failures is none")
+    return [Failure(*entry) for entry in value]
 
 
 @dataclass(frozen=True)

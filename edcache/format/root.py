@@ -26,7 +26,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from edcache import base
 from edcache.base import LaterReleaseError
@@ -77,6 +77,9 @@ class KeysPlace(NamedTuple):
     def fits(self, data: bytes | memoryview) -> bool:
         """True if bytes fit the table's sum."""
         return fits(self.crc32, 24 * self.items, memoryview(data))
+
+
+P = TypeVar("P", Place, KeysPlace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +172,10 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
         for name, (*place, kind, is_added) in meta["labels"].items():
             if not is_type_json(kind):
                 raise LaterReleaseError.needing(f"the label type {str(kind)[:80]!r}")
-            labels[name] = Column(_place(place, size), kind, bool(is_added))
-        meta["labels"], meta["index"] = labels, _place(meta["index"], size)
+            labels[name] = Column(_place(Place, place, size), kind, bool(is_added))
+        meta["labels"], meta["index"] = labels, _place(Place, meta["index"], size)
         meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
-        meta["keys"] = None if meta["keys"] is None else _keys_place(meta["keys"], size)
+        meta["keys"] = None if meta["keys"] is None else _place(KeysPlace, meta["keys"], size)
         meta |= {name: tuple(meta[name]) for name in ("reads", "writes")}
         root = Root(**meta)
         sound = (
@@ -188,18 +191,11 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
     return root
 
 
-def _place(value: Any, size: int) -> Place:
-    place = Place(*value)
+def _place(kind: type[P], value: Any, size: int) -> P:
+    place = kind(*value)
     if not all(map(is_count, place)) or place.offset + place.nbytes > size:
         raise ValueError("a place that is not in the file")
     return place
-
-
-def _keys_place(value: Any, size: int) -> KeysPlace:
-    *place, count = value
-    if not is_count(count):
-        raise ValueError("a number of keys that is none")
-    return KeysPlace(*_place(place, size), count)
 
 
 # --- the directory ------------------------------------------------------------------------------------

@@ -78,16 +78,6 @@ def is_widened(old: pa.DataType, new: pa.DataType) -> bool:
     return bool(pa.types.is_integer(element_type(old)) and pa.types.is_floating(element_type(new)))
 
 
-def inexact_integer(column: pa.ChunkedArray) -> int | None:
-    """Find an integer of a column, or in its lists, beyond `EXACT`, which float64 may round; None without one."""
-    for chunk in column.chunks:
-        numbers = number_values(chunk.flatten() if is_list(column.type) else chunk)
-        for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
-            if abs(int(extreme)) > EXACT:
-                return int(extreme)
-    return None
-
-
 def type_to_json(kind: pa.DataType) -> Any:
     """Return the name of a label type, or ["list", name]."""
     if is_list(kind):
@@ -153,14 +143,12 @@ def cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(chunk), kind)
     if pa.types.is_float16(chunk.type):
         chunk = widened_float16(chunk)
-    # Unchecked: `merged` and `inexact_integer` have checked it faster than Arrow does.
+    # Unchecked: `merged` and `check_widened` have checked it faster than Arrow does.
     return chunk.cast(kind, safe=False)
 
 
 def cast_table(labels: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     """Cast a table to a schema that `joined_schema` made; LabelError as `check_widened`."""
-    if labels.schema == schema:
-        return labels
     columns = []
     for field in schema:
         column = labels.column(field.name)
@@ -170,21 +158,20 @@ def cast_table(labels: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 
 
 def check_widened(name: str, column: pa.ChunkedArray, kind: pa.DataType, where: str) -> None:
-    """Raise LabelError for an integer of a column that a wider type of floats may round."""
-    inexact = inexact_integer(column) if is_widened(column.type, kind) else None
-    if inexact is not None:
-        raise _clash(
-            name, f"{kind} and has the integer {inexact}, which float64 does not hold exactly", where
-        )
+    """Raise LabelError for an integer of a column, or in its lists, that a wider type of floats may round."""
+    for chunk in column.chunks if is_widened(column.type, kind) else ():
+        numbers = number_values(chunk.flatten() if is_list(column.type) else chunk)
+        for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
+            if abs(int(extreme)) > EXACT:
+                what = f"{kind} and has the integer {extreme}, which float64 does not hold exactly"
+                raise _clash(name, what, where)
 
 
 def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
-    """Join label tables by the names of their columns: one contiguous array each.
+    """Join label tables, one or more, by the names of their columns: one contiguous array each.
 
     Raises: LabelError, as `joined_schema`.
     """
-    if not tables:
-        return pa.table({})
     schema = tables[0].schema
     for table in tables[1:]:
         schema = joined_schema(schema, table.schema, where, piece)

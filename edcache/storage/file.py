@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
-from edcache.base import Sound, StorageError
+from edcache.base import ArchiveNotFoundError, Sound, StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error
 from edcache.storage.handle import Handle, identity_of
-from edcache.storage.paths import Stamp, absolute, exists, replace, stamp_of
+from edcache.storage.paths import Stamp, absolute, exists, replace, stamp_of, status_of
 from edcache.storage.source import ByteSource
 
 RECOVERY: Final = ".edcache.cut"
@@ -84,13 +84,9 @@ class File(Handle, ByteSource):
 
     def is_named(self) -> bool:
         """True if the path still leads to this file: it was neither deleted nor replaced."""
-        try:
-            named = calls.stat_path(self.absolute)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return False
-            raise storage_error(self.path, "looking for its name", error) from error
-        return identity_of(named) == self._identity
+        with suppress(ArchiveNotFoundError):
+            return identity_of(status_of(self.absolute)) == self._identity
+        return False
 
     def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""

@@ -98,7 +98,7 @@ def test_short_writes_and_reads_are_completed(path):
         ("pread", "reading 4 bytes at offset 8,192: No space left on device"),
         ("map", "mapping 4 bytes: No space left on device"),
         ("stat", "asking for its size: No space left on device"),
-        ("stat_path", "looking for its name: No space left on device"),
+        ("stat_path", "looking for it: No space left on device"),
         ("close", "closing it: No space left on device"),
         ("remove", "deleting it: No space left on device"),
         ("copy_permissions", "giving it the permissions of a.zip: No space left on device"),
