@@ -49,9 +49,7 @@ def write_column(
     file = pa.PythonFile(_Sink(write), mode="w")
     with pa.ipc.new_file(file, schema) as writer:
         for array in arrays:
-            for at in range(0, len(array), BATCH_ROWS):
-                batch = pa.RecordBatch.from_arrays([array.slice(at, BATCH_ROWS)], schema=schema)
-                writer.write_batch(batch)
+            writer.write_table(pa.Table.from_arrays([array], schema=schema), BATCH_ROWS)
     file.flush()
 
 

@@ -26,7 +26,7 @@ whose crc32 was not compared. A reader need not compare it: each row is bound to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -94,11 +94,10 @@ class Contents:
         # Chunks before an index of another order have other numbers.
         of_chunks = of_chunks and not chain.is_reordered
         root = self._root = None if of_chunks else last
-        self._is_checked = root is None or not checks_index
+        self._unchecked = root.index if root is not None and checks_index else None
         self.columns = {} if root is None else dict(root.labels)
         dropped = () if last is None else last.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
-        self._behind = {header.number for header in [*chain.behind, *parts]}
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
@@ -106,7 +105,7 @@ class Contents:
         kinds = {name: column.type for name, column in self.columns.items()}
         schema = pa.schema([(name, kinds.get(name, pa.null())) for name in self._names])
         label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
-        # Chunks that read, with the number of each of their schemas here.
+        # Chunks that read, with the number of each of their schemas here. What the root has includes all before it.
         self._chunks: list[tuple[Header, Ints]] = []
         counting = [one for one in chain.chunks if one.kind == CHUNK] if of_chunks else chain.behind
         end = max([chain.length or 0, 0 if last is None else last.length, *(one.end for one in counting)])
@@ -149,8 +148,7 @@ class Contents:
         except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
             what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
-        if not self._is_checked:
-            self._check_index()
+        self._check_index()
         for first, known in self._of_root(start, stop):
             rows[first - start : first - start + len(known)] = known
         for samples, table, numbers in self._tables(start, stop):
@@ -172,13 +170,12 @@ class Contents:
             yield first, bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
 
     def _check_index(self) -> None:
-        assert self._root is not None
-        where, index = self._chain.where, self._root.index
-        if stored_crc32(self._pread, index) != index.crc32:
+        where, index = self._chain.where, self._unchecked
+        if index is not None and stored_crc32(self._pread, index) != index.crc32:
             raise CorruptArchiveError(
                 f"{where}: index.rows at offset {index.offset:,} fails its crc32", path=where
             )
-        self._is_checked = True
+        self._unchecked = None
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> pa.Array:
         """Return the values of a label column for samples from `start` to `stop`; null for an absent one."""
@@ -197,9 +194,7 @@ class Contents:
             before = one_chunk(stored.slice(start, stop - start))
             put(slice(0, len(before)), before)
         if name in self._names:
-            # A column of the root includes all chunks before it.
-            behind = self._behind if stored is not None else None
-            for samples, table, _ in self._tables(start, stop, behind):
+            for samples, table, _ in self._tables(start, stop):
                 places, inside = _places(samples, start, stop)
                 chunk = table.labels.column(name).chunk(0)
                 put(places, chunk if type(inside) is slice else chunk.take(from_numpy(inside, pa.int64())))
@@ -235,13 +230,10 @@ class Contents:
         for start in range(0, self.length, WINDOW):
             yield start, min(start + WINDOW, self.length)
 
-    def _tables(
-        self, start: int, stop: int, chosen: Set[int] | None = None
-    ) -> Iterator[tuple[Ints, ChunkTable, Ints]]:
+    def _tables(self, start: int, stop: int) -> Iterator[tuple[Ints, ChunkTable, Ints]]:
         """Yield the samples and tables of chunks with some of a range, and the numbers of their schemas, in order."""
         for header, numbers in self._chunks:
-            is_chosen = chosen is None or header.number in chosen
-            if is_chosen and header.first < stop and header.end > start:
+            if header.first < stop and header.end > start:
                 table = self._kept.get(header.number) or self._table_of(header)
                 if table is None:
                     raise CorruptArchiveError(f"{self._chain.where}: {header.name} changed while it was read")
@@ -293,7 +285,7 @@ class StoredLabels:
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns."""
-        return self._root.schema
+        return pa.schema([(name, column.type) for name, column in self._root.labels.items()])
 
     @property
     def column_names(self) -> list[str]:

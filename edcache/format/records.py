@@ -65,9 +65,11 @@ def record_alignment(nbytes: Any) -> Any:
 
 def block_crc32s(record: memoryview | bytes) -> bytes:
     """Pack the crc32s of the blocks of a large record, which are stored behind it; b"" for another."""
-    if len(record) <= BLOCK_NBYTES:
-        return b""
-    crcs = [crc32(record[at : at + BLOCK_NBYTES]) for at in range(0, len(record), BLOCK_NBYTES)]
+    return _crc32s_of_blocks(record) if len(record) > BLOCK_NBYTES else b""
+
+
+def _crc32s_of_blocks(data: memoryview | bytes) -> bytes:
+    crcs = [crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
     return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
@@ -198,8 +200,8 @@ def blocks_fit(crc: int, data: memoryview, behind: memoryview, first: int = 0) -
     """True if blocks of a large record, from the one numbered `first` on, fit their crc32s, and these the row's."""
     if crc32(behind) != crc:
         return False
-    crcs = [crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
-    return crcs == behind.cast("I")[first : first + len(crcs)].tolist()
+    own = _crc32s_of_blocks(data)
+    return behind[4 * first :][: len(own)] == own
 
 
 @dataclass(frozen=True, order=True, slots=True)

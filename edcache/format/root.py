@@ -136,11 +136,6 @@ class Root:
             return self.head
         return replace(self.head, length=self.length, fingerprint=self.fingerprint)
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the label columns."""
-        return pa.schema([(name, column.type) for name, column in self.labels.items()])
-
 
 _FIELDS: Final = tuple(one.name for one in fields(Root))
 

@@ -87,13 +87,11 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     elif len(start) >= LEAST_HEADER_NBYTES and _is_damaged_header(start, stop.link):
         return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
-    is_other = sealed is not None and sealed[0].head.uuid != chain.head.uuid
-    if (
-        sealed is not None
-        and sealed[1].offset > stop.offset
-        and (is_fresh or is_other or sealed[0].is_synced)
-    ):
-        return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
+    if sealed is not None:
+        root, place = sealed
+        was_written = is_fresh or root.is_synced or root.head.uuid != chain.head.uuid
+        if was_written and place.offset > stop.offset:
+            return f"{what} root.json follows, the payload at offset {place.offset:,}"
     # From the last payload on: where bytes were taken out, what follows has moved into it.
     for at, header in later_headers(pread, next_data, chain.last.payload_offset, size):
         if header.uuid != chain.head.uuid:

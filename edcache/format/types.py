@@ -115,9 +115,8 @@ def joined_schema(one: pa.Schema, other: pa.Schema, where: str, piece: str = "ch
             f"{', '.join(other.names) or '(none)'}; write all with the same in_memory_keys"
         )
     kinds = {}
-    for name, old, new in zip(
-        one.names, one.types, (other.field(name).type for name in one.names), strict=True
-    ):
+    for name, old in zip(one.names, one.types, strict=True):
+        new = other.field(name).type
         kinds[name] = merged(old, new)
         if kinds[name] is None:
             raise _clash(name, f"{old} in one {piece} and {new} in another", where)
@@ -176,8 +175,6 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
     for table in tables[1:]:
         schema = joined_schema(schema, table.schema, where, piece)
     whole = pa.concat_tables([cast_table(table, schema, where) for table in tables])
-    return (
-        pa.table([one_chunk(column) for column in whole.columns], names=whole.column_names)
-        if schema.names
-        else whole
-    )
+    if not schema.names:
+        return whole
+    return pa.table([one_chunk(column) for column in whole.columns], names=whole.column_names)

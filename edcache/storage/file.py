@@ -131,8 +131,6 @@ class File(Handle, ByteSource):
         try:
             call = memory.map_apart if memory.is_in_memory(self.absolute) else calls.map
             return self._ask(f"mapping {nbytes:,} bytes", call, nbytes)
-        except base.EdcacheError:
-            raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}", path=self.path) from error
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from edcache.base import Ints, Sound
@@ -30,23 +30,19 @@ PART_NBYTES: Final = 1 << 22
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
 
 
-class Prefetch(ABC):
+class Prefetch(Protocol):
     """Fetches what a copy lacks before it is read. Safety: threads."""
 
     @property
-    @abstractmethod
     def has_room(self) -> bool:
         """True if more can be kept now."""
 
-    @abstractmethod
     def hold(self) -> ByteSource:
         """Stop look-ahead in the copy, of all processes of this machine, until the file that it returns is closed."""
 
-    @abstractmethod
     def is_held(self) -> bool:
         """True if `hold` of this process or another one holds."""
 
-    @abstractmethod
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """The ranges (start, end) of the file that are not here and hold bytes of extents, in their order.
 
@@ -54,7 +50,6 @@ class Prefetch(ABC):
             start, end: int64 [n], offsets in the file.
         """
 
-    @abstractmethod
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch and keep ranges that `missing` gave, without those that another process fetches now."""
 
