@@ -23,6 +23,7 @@ from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
 from .contents import TableOf as TableOf
 from .contents import column_of_records as column_of_records
+from .entries import ALONE as ALONE
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
@@ -43,7 +44,6 @@ from .entries import PART as PART
 from .entries import ROOT as ROOT
 from .entries import UUID_PLACE as UUID_PLACE
 from .entries import VERSION as VERSION
-from .entries import Cursor as Cursor
 from .entries import Header as Header
 from .entries import Place as Place
 from .entries import PRead as PRead
@@ -56,8 +56,8 @@ from .entries import header_nbytes as header_nbytes
 from .entries import link_after as link_after
 from .entries import pack_header as pack_header
 from .entries import parse_header as parse_header
-from .entries import payload_crc32 as payload_crc32
 from .entries import reported as reported
+from .entries import stored_crc32 as stored_crc32
 from .entries import walk as walk
 from .head import HEAD_NAME as HEAD_NAME
 from .head import KEYS_DIGEST as KEYS_DIGEST

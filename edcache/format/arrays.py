@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -24,19 +23,23 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
 
-    class _Later:
-        """Module that is imported at its first use."""
-
-        def __init__(self, module: str) -> None:
-            self._module = module
-
+    class _Arrow:
         def __getattr__(self, name: str) -> Any:
+            import pyarrow
+
             # Kept, so that Python finds it at the next look-up.
-            value = self.__dict__[name] = getattr(import_module(self._module), name)
+            value = self.__dict__[name] = getattr(pyarrow, name)
             return value
 
-    # Together they take 0.2 s.
-    pa, pc = _Later("pyarrow"), _Later("pyarrow.compute")
+    class _Compute:
+        def __getattr__(self, name: str) -> Any:
+            import pyarrow.compute
+
+            value = self.__dict__[name] = getattr(pyarrow.compute, name)
+            return value
+
+    # Imported at first use: together they take 0.2 s.
+    pa, pc = _Arrow(), _Compute()
 
 
 @cache
@@ -65,11 +68,6 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
 def is_list(kind: pa.DataType) -> bool:
     """True if values of the type are lists, with offsets of 32 or 64 bits."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def element_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type inside a list type; any other type as it is."""
-    return kind.value_type if is_list(kind) else kind
 
 
 def is_time(kind: pa.DataType) -> bool:

@@ -34,7 +34,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
+from edcache.format.arrays import addressing, from_numpy, missing_rows, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
 from edcache.format.entries import CHUNK, PART, Header, Place, PRead, came_again, reported, stored_crc32
@@ -221,9 +221,8 @@ class Contents:
         column = self.column(KEY_COLUMN)
         if not has_keys(column.type):
             return None
-        samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        data, crc, count = pack_keys(column_hashes(column.drop_null()), samples)
-        return KeyTable(data, crc, count, self.length, self._chain.where)
+        table = pack_keys(column_hashes(column.drop_null()), np.flatnonzero(~missing_rows(column)))
+        return KeyTable(*table, self.length, self._chain.where)
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yield consecutive ranges of samples, of at most `WINDOW`."""

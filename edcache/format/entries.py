@@ -52,7 +52,8 @@ MAX_LENGTH: Final = 1 << 62
 HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
 PART: Final = 8 | CHUNK
 """Kind of a chunk whose records count if the rows of a later root name them."""
-_ALONE: Final = CHUNK, NOTE, PART
+ALONE: Final = CHUNK, NOTE, PART
+"""Kinds of entries that are a group each."""
 _KINDS: Final = {*range(7), PART}
 
 LOCK_APPEND: Final = 1 << 62
@@ -270,10 +271,10 @@ def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> It
     """
     group: list[Header] = []
     while (header := entry_at(pread, size, uuid, cursor, where)) is not None:
-        if header.kind == HEAD or (group and header.kind in _ALONE):
+        if header.kind == HEAD or (group and header.kind in ALONE):
             return
         group.append(header)
-        if header.kind in (*_ALONE, ROOT):
+        if header.kind in (*ALONE, ROOT):
             yield group
             group = []
         cursor = Cursor.behind(header)
@@ -311,15 +312,10 @@ def check_release(header: Header, where: str) -> None:
         raise LaterReleaseError.needing(what).within(where, where)
 
 
-def payload_crc32(pread: PRead, header: Header) -> int:
-    """Compute the crc32 of an entry's payload, to compare with `header.crc32`; reads all of it."""
-    return stored_crc32(pread, header.payload)
-
-
 def stored_crc32(pread: PRead, place: Place) -> int:
     """Compute the crc32 of the bytes of a place, piece by piece; of fewer if the file ends before.
 
-    Far bytes that fail the place's crc32 are asked for again. Of more than one piece the bytes count that come twice
+    A far source sends bytes again that fail the place's crc32. Of more than one piece the bytes count that come twice
     alike.
     """
     offset, nbytes, expected = place

@@ -32,7 +32,6 @@ from edcache.format.records import texts_of
 
 MAX_HEAD_NBYTES: Final = 1 << 20
 HEAD_NAME: Final = "edcache.json"
-_BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 
 
 READS: Final = frozenset[str]()
@@ -140,7 +139,7 @@ def is_head(page: bytes | memoryview) -> bool:
 
 def begins_archive(data: bytes) -> bool:
     """True if an archive of any format version begins with these bytes."""
-    return data[:4] == MAGIC and data[LOCAL.size : _BEGIN] == HEAD_NAME.encode()
+    return data[:4] == MAGIC and data.startswith(HEAD_NAME.encode(), LOCAL.size)
 
 
 def _check_begin(data: bytes, where: str) -> None:

@@ -24,10 +24,8 @@ from edcache.base import CorruptArchiveError, Ints, LaterReleaseError, once
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, write_stream
 from edcache.format.entries import (
-    CHUNK,
     LATTICE,
     MAX_LENGTH,
-    PART,
     Header,
     Place,
     PRead,
@@ -277,7 +275,6 @@ def records_offset(header: Header) -> int:
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """Read and check the table of a chunk; CorruptArchiveError names chunk and offset. Raises: LaterReleaseError."""
-    assert header.kind in (CHUNK, PART)
     place = f"{where}: {header.name} at offset {header.offset:,}"
     data = read_sound(pread, Place(header.payload_offset, header.table_nbytes, header.table_crc32))
     if data is None:

@@ -222,7 +222,7 @@ def _root_place(tail: bytes | memoryview, size: int) -> Place | None:
     if found is None or len(tail) < _LOCATOR.size + END_NBYTES:
         return None
     _, _, end64, _ = _LOCATOR.unpack_from(tail, len(tail) - END_NBYTES - _LOCATOR.size)
-    place = Place(*(int(number, 16) for number in found.groups()))
+    place = Place(*[int(number, 16) for number in found.groups()])
     is_end = end64 + _END64.size + _LOCATOR.size + END_NBYTES == size
     # A crc32 of nothing is 0, as a power cut leaves it.
     return place if is_end and 0 < place.nbytes <= size - place.offset else None

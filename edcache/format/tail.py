@@ -32,12 +32,12 @@ import numpy.typing as npt
 from edcache.base import CorruptArchiveError
 from edcache.format.chain import Chain
 from edcache.format.entries import (
+    ALONE,
     CHUNK,
     CRC32_FROM_LINK,
     LEAST_HEADER_NBYTES,
     MAGIC,
     MAX_HEADER_NBYTES,
-    NOTE,
     PAGE,
     PART,
     ROOT,
@@ -47,7 +47,6 @@ from edcache.format.entries import (
     check_release,
     entry_at,
     parse_header,
-    payload_crc32,
     read_sound,
     stored_crc32,
     walk,
@@ -101,7 +100,7 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
         check_release(header, chain.where)
-        is_of_seal = header.kind not in (CHUNK, NOTE, PART)
+        is_of_seal = header.kind not in ALONE
         was_synced = header.durable > stop.offset
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
             return f"{what} {header.name} follows at offset {at:,}"
@@ -170,7 +169,7 @@ def salvaged(chain: Chain, pread: PRead, next_data: NextData, size: int) -> Chai
         check_release(header, chain.where)
         one = replace(header, moved=at - header.offset)
         is_next = found.last.number < one.number
-        counts = one.kind in (CHUNK, NOTE, PART) or (one.kind == ROOT and _counts_alone(pread, one, chain))
+        counts = one.kind in ALONE or (one.kind == ROOT and _counts_alone(pread, one, chain))
         if is_next and counts and one.payload_end <= size:
             found.add(pread, [one])
     return found
@@ -225,7 +224,7 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
             for one in group
             if one.payload_end > chain.durable
             and one.number not in mended
-            and payload_crc32(pread, one) != one.crc32
+            and stored_crc32(pread, one.payload) != one.crc32
         ]
         if last.kind in (CHUNK, PART):
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]

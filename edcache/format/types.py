@@ -15,7 +15,6 @@ import numpy as np
 
 from edcache.base import LabelError
 from edcache.format.arrays import (
-    element_type,
     is_list,
     number_values,
     numpy_dtype,
@@ -75,7 +74,9 @@ def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
 
 def is_widened(old: pa.DataType, new: pa.DataType) -> bool:
     """True if the new type makes integers, or lists of them, floats."""
-    return bool(pa.types.is_integer(element_type(old)) and pa.types.is_floating(element_type(new)))
+    if is_list(old) and is_list(new):
+        return is_widened(old.value_type, new.value_type)
+    return bool(pa.types.is_integer(old) and pa.types.is_floating(new))
 
 
 def type_to_json(kind: pa.DataType) -> Any:

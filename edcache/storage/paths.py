@@ -23,8 +23,7 @@ def cache_folder() -> str:
 
 def home_expanded(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path as text, its "~" as the home folder: no shell has read a path in a program or a settings file."""
-    name = os.fsdecode(path)
-    return os.path.expanduser(name) if name.startswith("~") else name
+    return os.path.expanduser(os.fsdecode(path))
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> str:

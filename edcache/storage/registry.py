@@ -10,6 +10,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
@@ -99,6 +100,7 @@ def scheme_of(path: str) -> str:
     return matched[1].lower() if matched else ""
 
 
+@cache
 def loaded(home: str) -> Any:
     """Return what has a name in a module, "package.module:name": a way up to a room that stands above."""
     module, _, name = home.partition(":")

@@ -132,9 +132,9 @@ class ByteSource(ABC):
         Raises: StaleArchiveError, the object was replaced; StorageError.
         """
         failing = [_Failing(k, extents[k][0], data[k]) for k in range(len(data)) if not checks[k](data[k])]
-        if not failing:
-            return data
         for asked in range(1, min(tries or self.tries, self.tries)):
+            if not failing:
+                break
             if asked > 1:
                 time.sleep(min(_FIRST_WAIT * _LONGER ** (asked - 2), _LONGEST_WAIT))
             parts = [part for one in failing for part in one.open_parts()]
@@ -145,9 +145,8 @@ class ByteSource(ABC):
             for one in mended:
                 self.mend(one.offset, data[one.number])
             failing = [one for one in failing if one not in mended]
-            if not failing:
-                return data
-        self.check_unchanged()
+        if failing:
+            self.check_unchanged()
         return data
 
     def ask_again(self, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:

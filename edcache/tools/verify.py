@@ -191,7 +191,7 @@ class Survey:
         if is_chunk:
             crc = self._chunk_crc32(header)
         if crc is None and (not is_chunk or self._reads_records):
-            crc = format.payload_crc32(self._pread, header)
+            crc = format.stored_crc32(self._pread, header.payload)
         if crc not in (None, header.crc32):
             expected = f"its header says {header.crc32:#010x}"
             self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")

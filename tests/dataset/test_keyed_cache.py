@@ -32,6 +32,7 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
+from edcache.format.entries import Cursor
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
@@ -289,7 +290,7 @@ def seals(path):
     data = path.read_bytes()
     pread = lambda offset, nbytes, is_sound=None: data[offset : offset + nbytes]  # noqa: E731
     head, header = format.read_head(pread, "a.zip")
-    groups = format.walk(pread, len(data), head.uuid, format.Cursor.behind(header), str(path))
+    groups = format.walk(pread, len(data), head.uuid, Cursor.behind(header), str(path))
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 

@@ -28,7 +28,8 @@ from systems import CALLS, WAYS, System, reading_by, routed
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import CHUNK, Cursor, read_head, walk
+from edcache.format import CHUNK, read_head, walk
+from edcache.format.entries import Cursor
 from edcache.writer import Appender
 
 pytestmark = [

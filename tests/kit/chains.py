@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from edcache import format
 from edcache.format import Header, Root
+from edcache.format.entries import Cursor
 
 UUID = bytes(range(16))
 
@@ -19,7 +20,7 @@ class Archive:
         self.head = format.Head(UUID, labels=tuple((name, name) for name in labels))
         self.data = bytearray(format.pack_head(self.head))
         _, self.head_header = format.read_head(self.pread, "a.zip")
-        self.first = self.cursor = format.Cursor.behind(self.head_header)
+        self.first = self.cursor = Cursor.behind(self.head_header)
         self.headers = []
 
     def pread(self, offset, nbytes, is_sound=None):
@@ -35,7 +36,7 @@ class Archive:
         self.data = self.data.ljust(offset, b"\0")
         self.data += (packed + payload).ljust(end - offset, b"\0")
         self.headers.append(replace(header, link_after=format.link_after(packed)))
-        self.cursor = format.Cursor.behind(self.headers[-1])
+        self.cursor = Cursor.behind(self.headers[-1])
         return self.headers[-1]
 
     def chunk(
@@ -93,7 +94,7 @@ class Archive:
         packed = format.pack_header(final)
         self.data[last.offset : last.offset + len(packed)] = packed
         self.headers[-1] = replace(final, link_after=format.link_after(packed))
-        self.cursor = format.Cursor.behind(self.headers[-1])
+        self.cursor = Cursor.behind(self.headers[-1])
 
     def walked(self, data=None):
         """The groups of entries that a walk finds in these bytes, or in other ones."""

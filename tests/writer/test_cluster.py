@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import edcache
 from edcache import CachedDataset
 from edcache.errors import OptionError, SourceError, StorageError
+from edcache.format.entries import Cursor
 from edcache.reader import Reader
 
 COUNT = 150
@@ -185,7 +186,7 @@ def chunks_of(path):
         return data[offset : offset + nbytes]
 
     head, header = format.read_head(pread, str(path))
-    groups = format.walk(pread, len(data), head.uuid, format.Cursor.behind(header), str(path))
+    groups = format.walk(pread, len(data), head.uuid, Cursor.behind(header), str(path))
     return [header for group in groups for header in group if header.kind == format.CHUNK]
 
 
