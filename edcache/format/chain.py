@@ -187,9 +187,8 @@ class Chain:
         """Leave out the chunks of these numbers, which a power cut took something from: the rest stands in others."""
         self.has_lost = True
         self.lost |= {*numbers}
-        self.chunks = [one for one in self.chunks if one.number not in self.lost]
-        self.behind = [one for one in self.behind if one.number not in self.lost]
-        self.parts = [one for one in self.parts if one.number not in self.lost]
+        for chunks in (self.chunks, self.behind, self.parts):
+            chunks[:] = [one for one in chunks if one.number not in self.lost]
         counting = self.behind if self.is_reordered else [one for one in self.chunks if one.kind == CHUNK]
         known = self.root.length if self.root is not None and self.root.is_reordered else 0
         self.end_index = max(known, *(one.end for one in counting), 0)

@@ -203,9 +203,7 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, end, 1)
     last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT_NBYTES)
-    return (
-        central + end64 + locator + last + _COMMENT % (VERSION, root.payload_offset, root.nbytes, root.crc32)
-    )
+    return central + end64 + locator + last + _COMMENT % (VERSION, *root.payload)
 
 
 def _pack_central(header: Header) -> bytes:

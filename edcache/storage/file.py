@@ -20,8 +20,6 @@ from edcache.storage.source import ByteSource
 RECOVERY: Final = ".edcache.cut"
 """Ending of the name of the file that stands beside an archive while it is recovered after a power cut."""
 _MAX_OFFSET: Final = 1 << 62
-_CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
-_CAN_ADVISE = hasattr(os, "posix_fadvise")
 _MOUNTS = "/proc/self/mountinfo"
 _REMOTE: Final = (
     *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
@@ -136,8 +134,6 @@ class File(Handle, ByteSource):
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
         """True if the pages of some offsets are in memory; True if the system cannot tell."""
-        if not _CAN_TELL_CACHED:
-            return True
         try:
             return self._call(calls.pread_cached, tuple(offsets))
         except OSError:  # EOPNOTSUPP: the file system cannot tell
@@ -145,17 +141,15 @@ class File(Handle, ByteSource):
 
     def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
         """Announce that extents (offset, nbytes) will be read soon; a hint."""
-        if _CAN_ADVISE:
-            # Advice that is refused costs time and nothing else.
-            with suppress(OSError):
-                for extent in extents:
-                    self._call(calls.will_need, *extent)
+        # Advice that is refused costs time and nothing else.
+        with suppress(OSError):
+            for extent in extents:
+                self._call(calls.will_need, *extent)
 
     def write_back(self, offset: int, nbytes: int) -> None:
         """Start writing a range to the disk, so that a later sync waits less; a hint."""
-        if _CAN_ADVISE:
-            with suppress(OSError):
-                self._call(calls.write_back, offset, nbytes)
+        with suppress(OSError):
+            self._call(calls.write_back, offset, nbytes)
 
     def is_remote(self) -> bool:
         """True if the file system is known to be on another machine."""

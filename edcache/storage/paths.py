@@ -134,10 +134,9 @@ def stamp(path: str) -> Stamp:
 
 def allocated(path: str) -> int:
     """Bytes of disk space of a file; 0 if there is no file."""
-    try:
+    with suppress(ArchiveNotFoundError):
         return 512 * status_of(path).st_blocks  # of 512 bytes on every file system
-    except ArchiveNotFoundError:
-        return 0
+    return 0
 
 
 def free(path: str) -> int:
