@@ -50,7 +50,7 @@ def save(
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     if skip_damaged:
         samples = samples.skipping_damage()
-    records, target = StoredRecords(samples, skip_damaged), storage.local_path(path)
+    records, target = StoredRecords(samples, skip_damaged), storage.located(path).local_path()
     parts, targets = [range(records.length)], [target]
     over = None
     if max_size is not None:

@@ -31,7 +31,6 @@ from .paths import touch as touch
 from .paths import try_remove as try_remove
 from .registry import Location as Location
 from .registry import loaded as loaded
-from .registry import local_path as local_path
 from .registry import located as located
 from .registry import open_copy as open_copy
 from .registry import path_text as path_text

@@ -58,7 +58,7 @@ from edcache.base import (
     Sync,
     on_error,
 )
-from edcache.format import Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa
+from edcache.format import Chain, ChunkTable, Contents, Failure, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.entry_group import EntryGroup
@@ -142,9 +142,9 @@ class Appender:
         syncs: False if nothing is ever synced.
     """
 
-    def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
+    def __init__(self, file: File, head: Head, head_header: Header, sync: Sync) -> None:
         self.file, self.head = file, head
-        self.chain = Chain(head, cursor, file.path)
+        self.chain = Chain(head, head_header, file.path)
         self.syncs = sync != "never"
         self._pid = os.getpid()
         self.claims = Claims(file)
@@ -345,7 +345,7 @@ class Appender:
                 self.file.sync()
         if chain.sealed:
             assert chain.root_header is not None
-            at, directory = chain.root_header.payload_end, chain.directory(self.file.pread)
+            at, directory = chain.root_header.payload_end, chain.directory()
             if self.file.pread(at, len(directory)) != directory:
                 self.file.pwrite(at, directory)
 

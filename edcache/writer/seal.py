@@ -134,11 +134,10 @@ def _seal(appender: Appender, change: LabelChange, order: Order) -> None:
         group.entry(format.ROOT, "root.json").write(format.pack_root(root))
         # Up to the group: its payloads are synced before its headers.
         headers = group.headers(start if appender.syncs else min(chain.durable, start - 1))
-        listed = [chain.head_header(file.pread), *chain.listed(root, headers)]
         end = headers[-1].payload_end
-        following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
-        listed[-1] = headers[-1] = linked(replace(headers[-1], next=following))
-        directory = format.pack_directory(listed, end)
+        directory = format.pack_directory(chain.listed(root, headers), end)
+        following = format.align(end + len(directory), format.PAGE)
+        headers[-1] = linked(replace(headers[-1], next=following))
         file.pwrite(end, directory[: -format.END_NBYTES])
         appender.sync()
     group.publish(headers)

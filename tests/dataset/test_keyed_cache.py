@@ -32,6 +32,7 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
+from edcache.format.entries import Cursor
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
@@ -288,8 +289,8 @@ def seals(path):
     """Count the seals of an archive."""
     data = path.read_bytes()
     pread = lambda offset, nbytes, is_sound=None: data[offset : offset + nbytes]  # noqa: E731
-    head, cursor = format.read_head(pread, "a.zip")
-    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+    head, header = format.read_head(pread, "a.zip")
+    groups = format.walk(pread, len(data), head.uuid, Cursor.behind(header), str(path))
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 

@@ -177,7 +177,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
             at = min(at, len(new) - 1) // SECTOR * SECTOR
             put = rng.randbytes(SECTOR) if kind == "garbage" else bytes(SECTOR)
             if kind == "header" and rng.random() < 0.5:
-                new[at + rng.randrange(100)] ^= 1
+                new[min(at + rng.randrange(100), len(new) - 1)] ^= 1
                 continue
             new[at : at + SECTOR] = put[: len(new[at : at + SECTOR])]
         elif kind == "cut":

@@ -81,9 +81,8 @@ THINGS: dict[str, Thing] = {
             ),
             (
                 "format/entries.py",
-                "header = Header(kind, name, uuid, *place, first, stop, table, table_crc, after, version)",
-                "said = first, stop, table, table_crc, after, version, 0, kind\n"
-                "    header = Header(CHUNK if kind == 7 else kind, name, uuid, *place, *said)",
+                "header = Header(kind, name, uuid, *said)",
+                "header = Header(CHUNK if kind == 7 else kind, name, uuid, *said, 0, kind)",
             ),
             (
                 "format/entries.py",
