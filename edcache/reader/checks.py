@@ -10,7 +10,6 @@ What must never happen: that a record is handed out unchecked; that an error nam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -21,9 +20,6 @@ from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseErr
 from edcache.format import BLOCK_NBYTES, Rows
 from edcache.reader.index import RecordIndex, Row
 from edcache.storage import ByteSource
-
-Check = Callable[[slice], None]
-"""`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 
 ByteRange = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""
@@ -197,25 +193,15 @@ class Checks:
             for index in indices.tolist():
                 self.check_place(index, self.index.row(index))
 
-    def group(self, indices: Ints, wanted: ByteRange) -> Check | None:
-        """Make the check of the records of some samples; None if all were checked."""
+    def records(self, indices: Ints, wanted: ByteRange) -> None:
+        """Check records of the mapped file, or at least their bytes `wanted`; raises as `record`."""
         if self.is_done:
-            return None
-        unchecked = self._find_unchecked(indices)
-        if not np.any(unchecked):
-            return None
-
-        def check(part: slice) -> None:
-            self.samples(indices[part][unchecked[part]], wanted)
-
-        return check
-
-    def samples(self, indices: Ints, wanted: ByteRange = None) -> None:
-        """Check the records of samples in the mapped file; raises as `record`."""
-        if self._run:
+            return
+        indices = indices[self._find_unchecked(indices)]
+        if self._run and len(indices):
             self._check_runs(indices)
-            indices = indices if self.is_done else indices[self._find_unchecked(indices)]
-        if self.is_done or not len(indices):
+            indices = indices[self._find_unchecked(indices)]
+        if not len(indices):
             return
         sound = self._find_sound(indices)
         if sound is None:

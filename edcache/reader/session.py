@@ -60,7 +60,7 @@ from edcache.format import (
 )
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.group import Group, GroupRecords, loaded
+from edcache.reader.group import Group, Lattice, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
@@ -141,8 +141,6 @@ class Session:
         else:
             self.index = _index_of(self._contents)
         self.length = self.index.length
-        # Records of the last gather, if `uniform` is None.
-        self._latest: GroupRecords | None = None
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -406,17 +404,22 @@ class Session:
     # --- many records ---
 
     @once
-    def uniform(self) -> GroupRecords | None:
-        """Records of all samples as one memory; None unless each sample has one, all of one schema and mapped."""
-        index, view = self.index, self._view
-        if index.only_schema is None or view is None or not index.is_dense or not index.length:
+    def _lattice(self) -> Lattice:
+        """The mapped bytes."""
+        assert self._view is not None
+        return Lattice(self._view)
+
+    @once
+    def _only_decoder(self) -> Decoder | None:
+        """Decoder of all records; None unless each sample has one, all of one schema, regular and mapped."""
+        index = self.index
+        if index.only_schema is None or self._view is None or not index.is_dense or not index.length:
             return None
         try:
             decoder = self.decoder(index.only_schema, 0)
         except (base.CorruptRecordError, base.LaterReleaseError):
             return None  # reading a record names it
-        is_regular = _is_regular(decoder, index.least_nbytes, index.most_nbytes)
-        return GroupRecords(decoder, view, index.sizes) if is_regular else None
+        return decoder if _is_regular(decoder, index.least_nbytes, index.most_nbytes) else None
 
     def group(self, indices: Ints, fields: Projection | None = None) -> Records:
         """Return records of samples, to be read one by one or field by field, and checked as by `read`.
@@ -431,16 +434,12 @@ class Session:
         try:
             if not len(indices):
                 return Made(list)
-            uniform = self.uniform
-            if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
+            decoder = self._only_decoder
+            if decoder is not None:  # The usual case: a batch of small samples takes 50 us in all.
                 # One pass checks the range: as unsigned numbers, negative ones are the largest.
                 if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
                     indices = checked_indices(indices, self.length)
-                decoder, checks = uniform.decoder, self.checks
-                wanted = None if fields is None else _wanted(fields, decoder)
-                start = self._stored.locate(indices, wanted)
-                check = None if checks.is_done else checks.group(indices, wanted)
-                return Group(uniform, start, indices, self, fields, check)
+                return self._mapped_group(decoder, indices, fields)
             indices = checked_indices(indices, self.length)
             if self.file.by_request:
                 self._stored.settle(indices)
@@ -480,16 +479,11 @@ class Session:
         """Make the records of one schema. stored: fetched ones."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
-        if self._view is not None:
-            wanted = None if fields is None or are_compressed.any() else _wanted(fields, decoder)
-            start = self._stored.locate(indices, wanted)
         if self._view is not None and not are_compressed.any():
-            records = self._latest
-            if records is None or records.decoder is not decoder:
-                records = self._latest = GroupRecords(decoder, self._view, self.index.sizes)
             is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-            check = self.checks.group(indices, wanted)
-            return Group(records, start, indices, self, fields, check, is_regular)
+            return self._mapped_group(decoder, indices, fields, is_regular)
+        if self._view is not None:
+            self._stored.locate(indices, None)
         if not stored:
             stored = self._stored.records(indices.tolist(), [None] * len(indices))
         try:
@@ -498,9 +492,17 @@ class Session:
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
             return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-        records = GroupRecords(decoder, view, lambda _: lengths)
         is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-        return Group(records, start, indices, self, fields, is_regular=is_regular)
+        return Group(decoder, Lattice(view), start, indices, lambda _: lengths, self, fields, is_regular)
+
+    def _mapped_group(
+        self, decoder: Decoder, indices: Ints, fields: Projection | None, is_regular: bool = True
+    ) -> Group:
+        wanted = None if fields is None else _wanted(fields, decoder)
+        start = self._stored.locate(indices, wanted)
+        if not self.checks.is_done:
+            self.checks.records(indices, wanted)
+        return Group(decoder, self._lattice, start, indices, self.index.sizes, self, fields, is_regular)
 
     # --- growth, and copies ---
 

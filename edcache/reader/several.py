@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edcache.base import Ints, once
 from edcache.codec import Node
-from edcache.reader.group import Group, Spans, as_numbers
+from edcache.reader.group import Group, Pieces, as_numbers
 from edcache.reader.projection import Projection
 
 T = TypeVar("T")
@@ -114,31 +114,16 @@ class Joint(Group):
             part.gather_to(rows, places, offset, nbytes)
         return out
 
-    def spans(self, path: tuple[Any, ...]) -> Spans | None:
-        """Return the extents of a field, each in its own memory; None if the records must be parsed one by one."""
-        found = [(places, part.spans(path)) for places, part in self.parts]
-        known = [(places, spans) for places, spans in found if spans is not None]
-        if len(known) < len(found):
-            return None
-        ndim = known[0][1].dims.shape[1]
-        whole = Spans(*(np.empty(shape, np.int64) for shape in (len(self), len(self), (len(self), ndim))))
-        for places, spans in known:
-            for column, own in zip(whole, spans, strict=True):
-                column[places] = own
-        return whole
-
-    def copy(self, spans: Spans, target: memoryview, at: Sequence[int] | None = None) -> None:
-        """Copy a field of every record; see `Group.copy`."""
-        sizes = spans.end - spans.start
-        offsets = np.cumsum(sizes) - sizes if at is None else np.array(at, np.int64)
-        for places, part in self.parts:
-            part.copy(Spans(*(column[places] for column in spans)), target, offsets[places].tolist())
-
-    def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
-        """Return the bytes of a field in every record, as views; None as in `spans`."""
+    def pieces(self, path: tuple[Any, ...]) -> Pieces | None:
+        """Return a field of every record; None if the records of a part must be parsed one by one."""
         found = [(places, part.pieces(path)) for places, part in self.parts]
         known = [(places, pieces) for places, pieces in found if pieces is not None]
-        return _in_order(known) if len(known) == len(found) else None
+        if len(known) < len(found):
+            return None
+        dims = np.empty((len(self), known[0][1].dims.shape[1]), np.int64)
+        for places, pieces in known:
+            dims[places] = pieces.dims
+        return Pieces(dims, _in_order((places, pieces.data) for places, pieces in known))
 
     def values(self, path: tuple[Any, ...]) -> list[Any]:
         """Decode a field of every record, into memory that the caller owns."""

@@ -34,7 +34,7 @@ WALKS = {
     "fill": {"functions": 690, "files": 70},
     "reopen": {"functions": 186, "files": 31, "calls": 398},
     # One file is base/frames.py, by which a public method cuts the traceback of its errors.
-    # One call is reader/group.py:GroupRecords.window, whose views torch and numpy share.
+    # One call is reader/group.py:Lattice.window, whose views torch and numpy share.
     "batch": {"functions": 39, "files": 14, "calls": 47},
     # One is reader/reader.py:Reader.session, which has the labels of the present state.
     "filter": {"functions": 41, "files": 11},
