@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError, MissingSampleError
 from edcache.format import BLOCK_NBYTES, Rows
 from edcache.reader.index import RecordIndex, Row
 from edcache.storage import ByteSource
@@ -90,14 +90,17 @@ class Checks:
         end = offset + nbytes
         behind = self._view[end : end + format.behind_nbytes(nbytes)]
         if wanted is None or not behind or self._always:
-            self.compare(index, row, self._view[offset : end + len(behind)])
+            if not self.fits(index, row, self._view[offset : end + len(behind)]):
+                self._fail(index, row)
             self.check_known(index, row)
             self._note(index)
         else:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row is `misplaced`."""
+        """Raise MissingSampleError if a sample has no record, CorruptRecordError if its row is `misplaced`."""
+        if not row[4] & format.PRESENT and not self.index.is_dense:
+            raise self._no_record(index)
         why = self.misplaced(row)
         if why is not None:
             raise self.error(index, why)
@@ -132,27 +135,41 @@ class Checks:
         """True if blocks of a large record, from the one numbered `first` on, fit the sum of its row."""
         return format.blocks_fit(self.index.crc32_of(index, row), data, behind, first)
 
-    def compare(self, index: int, row: Row, stored: memoryview) -> None:
-        """Raise CorruptRecordError if a whole record, with the crc32s of its blocks, fails its sum."""
-        if not self.fits(index, row, stored):
-            self._fail(index, row)
-
     def error(self, index: int, why: str) -> CorruptRecordError:
         """Make the error of a record that fails, after all tries."""
         text = f'{self.place(index)}: {why}; run "edcache verify {self._path}"'
         return CorruptRecordError(text, path=self._path, index=index)
 
+    def _no_record(self, index: int) -> MissingSampleError:
+        present, length = self.index.present, self.index.length
+        failure = next((one for one in self.index.failures if one.index == index), None)
+        if failure is not None:
+            again = "it counts as absent for good" if failure.final else "a later fill tries again"
+            return MissingSampleError(
+                f"{self._path}: sample {index} failed when it was made: {failure.error}: {failure.message}; {again}; "
+                "ds.errors has its traceback, and ds.missing all such samples",
+                path=self._path,
+                index=index,
+            )
+        return MissingSampleError(
+            f"{self._path}: sample {index} has no record yet ({present:,} of {length:,} have); "
+            "fill it with warmup() on a dataset that has its source",
+            path=self._path,
+            index=index,
+        )
+
     def _fail(self, index: int, row: Row) -> None:
         """Raise CorruptRecordError for a record of the mapping that fails its sum, unless a copy is mended."""
+        assert self._view is not None
         offset, nbytes = row[:2]
-        end = offset + nbytes + format.behind_nbytes(nbytes)
+        stored = self._view[offset : offset + nbytes + format.behind_nbytes(nbytes)]
 
         def is_sound(record: bytes | memoryview) -> bool:
             return self.fits(index, row, memoryview(record))
 
-        if self._view is not None and self._file.is_copy:
-            self._file.until_sound([(offset, end - offset)], [self._view[offset:end]], [is_sound])
-        if self._view is None or not is_sound(self._view[offset:end]):
+        if self._file.is_copy:
+            self._file.until_sound([(offset, len(stored))], [stored], [is_sound])
+        if not is_sound(stored):
             raise self.error(index, "it fails its crc32")
 
     def _check_blocks(self, index: int, row: Row, behind: memoryview, wanted: tuple[int, int]) -> None:

@@ -129,14 +129,13 @@ class RecordIndex:
         assert self.place is not None
         return self.place.offset + ROW.itemsize * index, ROW.itemsize
 
-    def keep(self, indices: Sequence[int], rows: Sequence[Row]) -> None:
-        """Take rows that were asked for again in the place of the ones that are kept."""
-        for index, row in zip(indices, rows, strict=True):
-            run, at = index >> _RUN_BITS, index & (1 << _RUN_BITS) - 1
-            if run in self._kept:
-                new = self._kept[run].copy()
-                new[at] = row
-                self._kept[run] = new
+    def keep(self, index: int, row: Row) -> None:
+        """Take a row that was asked for again in the place of the one that is kept."""
+        run, at = index >> _RUN_BITS, index & (1 << _RUN_BITS) - 1
+        if run in self._kept:
+            new = self._kept[run].copy()
+            new[at] = row
+            self._kept[run] = new
 
     def _fetch_runs(self, runs: list[int]) -> dict[int, Rows]:
         """Return runs of rows; missing ones are fetched together."""

@@ -64,7 +64,7 @@ from edcache.reader.group import Group, Lattice, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.reader.stored import Extents, Piece, Stored
+from edcache.reader.stored import Extents, Piece, Stored, Wanted
 from edcache.storage import ByteSource, File
 
 # Labels do not wait for the import of decoders.
@@ -332,19 +332,6 @@ class Session:
         except (base.CorruptRecordError, base.LaterReleaseError) as error:
             raise self.checks.placed(error, index) from error
 
-    def row(self, index: int) -> Row:
-        """Return the row of a sample. Raises: SampleIndexError; MissingSampleError without a record."""
-        if not 0 <= index < self.length:
-            raise base.SampleIndexError(
-                f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
-            )
-        if self.file.by_request:
-            self._stored.settle(np.array([index], np.int64))
-        row = self.index.row(index)
-        if not row[4] & PRESENT and not self.index.is_dense:
-            raise _no_record(self, index)
-        return row
-
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
         """Decode one sample.
 
@@ -384,11 +371,11 @@ class Session:
             Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
         Raises: as `read`.
         """
-        row = self.row(index)
-        wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
-        data = self._stored.record(index, row, wanted)
-        if self.file.by_request and self.index.row(index) != row:
-            return self.fetch(index, fields)  # a wrong answer, which was asked again
+        if not 0 <= index < self.length:
+            raise base.SampleIndexError(
+                f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
+            )
+        row, data = self._stored.record(index, self._wanted_of(fields))
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
         decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
@@ -400,6 +387,21 @@ class Session:
         except base.CorruptRecordError as error:
             raise self.checks.placed(error, index) from error
         return data, decoder
+
+    def _wanted_of(self, fields: Projection | None) -> Wanted:
+        """Make the function that returns the bytes of a record in which fields lie."""
+        if fields is None:
+            return None
+
+        def wanted(row: Row) -> ByteRange:
+            if row[4] & COMPRESSED:
+                return None
+            try:
+                return _wanted(fields, self.decoder(row[3], 0))
+            except (base.CorruptRecordError, base.LaterReleaseError):
+                return None  # its sum tells if the row is wrong
+
+        return wanted
 
     # --- many records ---
 
@@ -441,30 +443,26 @@ class Session:
                     indices = checked_indices(indices, self.length)
                 return self._mapped_group(decoder, indices, fields)
             indices = checked_indices(indices, self.length)
-            if self.file.by_request:
-                self._stored.settle(indices)
-            index, rows = self.index, self.index.rows(indices)
+            index, stored = self.index, None
+            if self._view is None:
+                rows, stored = self._stored.records(indices, self._wanted_of(fields))
+            else:
+                rows = index.rows(indices)
             if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
-                return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-            if not index.is_dense and not np.all(rows["flags"] & PRESENT):
-                raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
+                return self._one_by_one(indices, fields)
+            if not index.is_dense:
+                for row in np.flatnonzero(rows["flags"] & PRESENT == 0).tolist():
+                    self.checks.check_place(int(indices[row]), rows[row].item())
             # A row with another schema than `uniform` says is damaged; its check raises.
             schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
             used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
             decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
-            stored: list[Piece] = []
-            if self.file.by_request:
-                wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
-                wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
-                stored = self._stored.records(indices.tolist(), wanted_by)
-                if not np.array_equal(self.index.rows(indices), rows):
-                    return self.group(indices, fields)  # some were a wrong answer, which was asked again
             if len(used) == 1:
                 return self._group_of_schema(decoders[0], indices, rows, fields, stored)
             parts: list[tuple[Ints, Records]] = []
             for number, decoder in enumerate(decoders):
                 places = np.flatnonzero(numbers.reshape(-1) == number)
-                own = [stored[place] for place in places.tolist()] if stored else stored
+                own = stored and [stored[place] for place in places.tolist()]
                 parts.append(
                     (places, self._group_of_schema(decoder, indices[places], rows[places], fields, own))
                 )
@@ -474,26 +472,33 @@ class Session:
             raise
 
     def _group_of_schema(
-        self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
+        self,
+        decoder: Decoder,
+        indices: Ints,
+        rows: Rows,
+        fields: Projection | None,
+        stored: list[Piece] | None,
     ) -> Records:
-        """Make the records of one schema. stored: fetched ones."""
+        """Make the records of one schema. stored: the bytes of those that are not mapped."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
-        if self._view is not None and not are_compressed.any():
-            is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-            return self._mapped_group(decoder, indices, fields, is_regular)
-        if self._view is not None:
+        if stored is None:
+            if not are_compressed.any():
+                is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
+                return self._mapped_group(decoder, indices, fields, is_regular)
             self._stored.locate(indices, None)
-        if not stored:
-            stored = self._stored.records(indices.tolist(), [None] * len(indices))
+            stored = self._stored.records(indices, None)[1]
         try:
             for row in np.flatnonzero(are_compressed).tolist():
                 lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
-            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
+            return self._one_by_one(indices, fields)
         is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
         return Group(decoder, Lattice(view), start, indices, lambda _: lengths, self, fields, is_regular)
+
+    def _one_by_one(self, indices: Ints, fields: Projection | None) -> Made:
+        return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
 
     def _mapped_group(
         self, decoder: Decoder, indices: Ints, fields: Projection | None, is_regular: bool = True
@@ -618,25 +623,6 @@ def _schema_text(session: Session, number: int) -> str:
             f'run "edcache verify {session.path}"'
         )
     return text
-
-
-def _no_record(session: Session, index: int) -> base.MissingSampleError:
-    present = session.index.present
-    failure = next((one for one in session.index.failures if one.index == index), None)
-    if failure is not None:
-        again = "it counts as absent for good" if failure.final else "a later fill tries again"
-        return base.MissingSampleError(
-            f"{session.path}: sample {index} failed when it was made: {failure.error}: {failure.message}; {again}; "
-            "ds.errors has its traceback, and ds.missing all such samples",
-            path=session.path,
-            index=index,
-        )
-    return base.MissingSampleError(
-        f"{session.path}: sample {index} has no record yet ({present:,} of {session.length:,} have); "
-        "fill it with warmup() on a dataset that has its source",
-        path=session.path,
-        index=index,
-    )
 
 
 def _state(before: Chain, found: Chain) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -10,10 +10,13 @@ import numpy as np
 
 from edcache import base, format
 from edcache.base import Ints, Sound
-from edcache.format import BLOCK_NBYTES, Place
+from edcache.format import BLOCK_NBYTES, Place, Rows
 from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.index import Row
 from edcache.storage import ByteSource
+
+Wanted = Callable[[Row], ByteRange] | None
+"""`wanted(row)` returns the bytes of a record that will be read; None: all of each."""
 
 # A record of these bytes or more is read ahead if it is not in memory.
 LARGE = 1 << 16
@@ -61,12 +64,6 @@ class Extents:
                 path=self.file.path,
             )
 
-    def read(self, offset: int, nbytes: int) -> memoryview:
-        """Return the bytes of an extent, read-only; fewer at the end of the file."""
-        if self.view is not None:
-            return self.view[offset : offset + nbytes]
-        return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
-
     def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Copy an extent of metadata. Later bytes may be fetched ahead."""
         if self.view is not None:
@@ -97,15 +94,12 @@ class Extents:
         self.check_same()
         return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
 
-    def is_probe_due(self) -> bool:
-        """True if the next batch is to be probed; seldom after many batches in memory."""
+    def are_cold(self, start: Ints | Sequence[int]) -> bool:
+        """Probe a few of the offsets of a batch; True if they are not in memory. After many hot ones most pass."""
         self._hot_batches += 1
-        return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
-
-    def are_in_memory(self, start: Ints) -> bool:
-        """Probe a few of the extents at these offsets; True if they are in memory."""
-        probes = start[:: max(1, len(start) // _PROBES)].tolist()
-        return self.file.are_cached(probes)
+        if self._hot_batches > _HOT_BATCHES and self._hot_batches % _HOT_STRIDE:
+            return False
+        return not self.file.are_cached([int(at) for at in start[:: max(1, len(start) // _PROBES)]])
 
     def announce(self, start: Ints, end: Ints) -> None:
         """Let the kernel read extents ahead."""
@@ -155,106 +149,103 @@ class Stored:
         start = self._index.offsets(indices)
         if self._checks.is_trusting or not self._checks.is_done:
             self._checks.check_inside(indices, start)
-        if self._extents.is_probe_due() and not self._extents.are_in_memory(start):
+        if self._extents.are_cold(start):
             low, high = (0, self._index.sizes(indices)) if wanted is None else wanted
             self._extents.announce(start + low, start + high)
         return start
 
-    # --- one record ---
-
-    def record(self, index: int, row: Row, wanted: ByteRange = None) -> memoryview:
-        """Return the stored bytes of one record; the wanted ones are checked, others may be zero."""
-        wanted = None if row[4] & format.COMPRESSED else wanted
-        offset, nbytes = row[:2]
-        if self._view is None:
-            piece = self.records([index], [wanted])[0]
-            nbytes = self._index.row(index)[1]
-            if len(piece.data) == nbytes:
-                return piece.data
-            record = bytearray(nbytes)
-            record[piece.low : piece.low + len(piece.data)] = piece.data
-            return memoryview(record)
-        if nbytes >= LARGE and self._extents.is_probe_due():
-            self._checks.check_place(index, row)
-            start = np.array([offset], np.int64)
-            if not self._extents.are_in_memory(start):
-                self._extents.announce(start, start + nbytes)
-        return self._read_mapped(index, row, wanted)
-
-    def _read_mapped(self, index: int, row: Row, wanted: ByteRange) -> memoryview:
+    def _mapped(self, index: int, row: Row, wanted: Wanted) -> memoryview:
         assert self._view is not None
         if not self._checks.is_done:
-            self._checks.record(index, row, wanted)
-        elif self._checks.is_trusting:
+            self._checks.record(index, row, None if wanted is None else wanted(row))
+        elif self._checks.is_trusting or not row[4] & format.PRESENT:
             self._checks.check_place(index, row)
         return self._view[row[0] : row[0] + row[1]]
 
-    # --- many records ---
+    # --- records ---
 
-    def records(self, indices: Sequence[int], wanted: Sequence[ByteRange]) -> list[Piece]:
-        """Return the records of some samples, or at least the wanted bytes of each; by request, in one fetch.
+    def record(self, index: int, wanted: Wanted) -> tuple[Row, memoryview]:
+        """Return the row of a sample and its stored bytes; the wanted ones are checked, others may be zero.
+
+        Raises: MissingSampleError; others as `records`.
+        """
+        if self._view is None:
+            (row,), (piece,) = self._request([index], wanted)
+            if len(piece.data) == row[1]:
+                return row, piece.data
+            record = bytearray(row[1])
+            record[piece.low : piece.low + len(piece.data)] = piece.data
+            return row, memoryview(record)
+        row = self._index.row(index)
+        if row[1] >= LARGE:
+            self._checks.check_place(index, row)
+            if self._extents.are_cold(row[:1]):
+                start = np.array(row[:1], np.int64)
+                self._extents.announce(start, start + row[1])
+        return row, self._mapped(index, row, wanted)
+
+    def records(self, indices: Ints, wanted: Wanted) -> tuple[Rows, list[Piece]]:
+        """Return the rows of samples, and their records, or at least the wanted bytes of each.
+
+        Those that are not mapped are read in one fetch.
 
         Raises:
+            MissingSampleError: a sample has no record.
             CorruptRecordError: a record ends behind the file, or fails its crc32 after all tries.
             StaleArchiveError: the archive was replaced since it was opened.
         """
+        if self._view is None:
+            rows, pieces = self._request(indices.tolist(), wanted)
+            return np.array(rows, format.ROW), pieces
+        found = self._index.rows(indices)
+        pairs = zip(indices.tolist(), found.tolist(), strict=True)
+        return found, [Piece(0, self._mapped(index, row, wanted)) for index, row in pairs]
+
+    def _request(self, indices: list[int], wanted: Wanted) -> tuple[list[Row], list[Piece]]:
+        """Request records. One that fails its sum is requested again, and then its row too: either may be wrong.
+
+        A row by which no record can be read is given up when it came twice alike.
+        """
         rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
-        if self._file.by_request:
-            return self._request(indices, rows, wanted)
-        pairs = zip(indices, rows, strict=True)
-        if self._view is not None:
-            return [Piece(0, self._read_mapped(index, row, None)) for index, row in pairs]
-        for index, row in zip(indices, rows, strict=True):
-            self._checks.check_place(index, row)
-        if len(indices) > 1 and self._extents.is_probe_due():
-            offset = np.array([row[0] for row in rows], np.int64)
-            if not self._extents.are_in_memory(offset):
-                self._extents.announce(offset, offset + np.array([row[1] for row in rows], np.int64))
-        return [Piece(0, self._read(index, row)) for index, row in pairs]
-
-    def _read(self, index: int, row: Row) -> memoryview:
-        offset, nbytes = row[:2]
-        whole = self._extents.read(offset, nbytes + format.behind_nbytes(nbytes))
-        if not self._checks.is_done:
-            self._checks.compare(index, row, whole)
-        return whole[:nbytes]
-
-    def _request(self, indices: Sequence[int], rows: list[Row], wanted: Sequence[ByteRange]) -> list[Piece]:
-        """Request records. One that fails its sum is requested again, and then its row too: either may be wrong."""
         found = self._requested(indices, rows, wanted, _TRIES_OF_A_ROW)
-        asked = 0
-        while failed := [k for k, piece in enumerate(found) if piece is None]:
-            asked += 1
-            if asked >= self._file.tries:
-                break
+        failed = [k for k, piece in enumerate(found) if piece is None]
+        for asked in range(1, self._file.tries):
             again = self._ask_rows([indices[k] for k in failed])
+            pairs = zip(failed, again, strict=True)
+            new = {k: row for k, row in pairs if row != rows[k] or self._checks.misplaced(row) is None}
             tries = _TRIES_OF_A_ROW if asked < self._file.tries - 1 else self._file.tries
-            some = self._requested([indices[k] for k in failed], again, [wanted[k] for k in failed], tries)
-            for k, row, piece in zip(failed, again, some, strict=True):
-                found[k] = piece
-                if piece is not None and row != rows[k]:
+            some = self._requested([indices[k] for k in new], [*new.values()], wanted, tries)
+            for (k, row), piece in zip(new.items(), some, strict=True):
+                rows[k], found[k] = row, piece
+                if piece is not None:
                     self._mend_row(indices[k], row)
+            failed = [k for k in new if found[k] is None]
+            if not failed:
+                break
         for index, row, piece in zip(indices, rows, found, strict=True):
             if piece is None:
                 self._checks.check_place(index, row)
                 raise self._checks.error(index, "it fails its crc32")
-        return [piece for piece in found if piece is not None]
+        return rows, [piece for piece in found if piece is not None]
 
     def _requested(
-        self, indices: Sequence[int], rows: list[Row], wanted: Sequence[ByteRange], tries: int
+        self, indices: Sequence[int], rows: Sequence[Row], wanted: Wanted, tries: int
     ) -> list[Piece | None]:
         """Request records, up to `tries` times; None for one that fails its sum, or lies where none can be."""
         checks = self._checks
         placed = [k for k, row in enumerate(rows) if checks.misplaced(row) is None]
-        blocks = {k: _blocks(rows[k], wanted[k]) for k in placed}
+        blocks = {k: _blocks(rows[k], wanted) for k in placed}
         extents = [extent for k in placed for extent in _extents(rows[k], blocks[k])]
+        if len(extents) > 1 and self._extents.are_cold([start for start, _ in extents]):
+            start, nbytes = np.array(extents, np.int64).T
+            self._extents.announce(start, start + nbytes)
         data = self._file.read_many(extents)
         sums: list[Sound] = []
         places: dict[int, int] = {}
         for k in placed:
             places[k] = len(sums)
             sums += self._sums(indices[k], rows[k], blocks[k], data, len(sums))
-        if not checks.is_done:
+        if not checks.is_done and self._file.tries > 1:
             self._file.until_sound(extents, data, sums, tries)
         found: list[Piece | None] = [None] * len(rows)
         for k, at in places.items():
@@ -283,24 +274,7 @@ class Stored:
 
     # --- rows that a server sent ---
 
-    def settle(self, indices: Ints) -> None:
-        """Ask again for rows by which no record can be read, until they can be, or came twice alike."""
-        if self._index.is_proven or self._checks.are_plausible(self._index.rows(indices)):
-            return
-        rows = self._index.rows(indices)
-        doubtful = [k for k in range(len(rows)) if not self._checks.are_plausible(rows[k : k + 1])]
-        for _ in range(self._file.tries - 1):
-            asked = indices[doubtful].tolist()
-            before = self._index.rows(indices[doubtful]).tolist()
-            again = self._ask_rows(asked)
-            self._index.keep(asked, again)
-            doubtful = [
-                k
-                for k, old, new in zip(doubtful, before, again, strict=True)
-                if old != new and not self._checks.are_plausible(np.array([new], format.ROW))
-            ]
-            if not doubtful:
-                break
+    # --- rows that a server sent ---
 
     def _ask_rows(self, indices: Sequence[int]) -> list[Row]:
         if self._index.is_proven:
@@ -310,8 +284,8 @@ class Stored:
 
     def _mend_row(self, index: int, row: Row) -> None:
         """Keep a row by which a record is sound."""
-        self._index.keep([index], [row])
-        if self._index.place is not None:
+        if not self._index.is_proven:
+            self._index.keep(index, row)
             self._file.mend(self._index.extent(index)[0], memoryview(np.array(row, format.ROW).tobytes()))
 
 
@@ -324,11 +298,12 @@ def _extents(row: Row, blocks: tuple[int, int] | None) -> list[tuple[int, int]]:
     return [(offset + blocks[0], blocks[1] - blocks[0]), (offset + nbytes, behind)]
 
 
-def _blocks(row: Row, wanted: ByteRange) -> tuple[int, int] | None:
-    """Round wanted bytes (start, end) to blocks; None if the whole record is read."""
-    nbytes, flags = row[1], row[4]
-    if wanted is None or nbytes <= BLOCK_NBYTES or flags & format.COMPRESSED:
+def _blocks(row: Row, wanted: Wanted) -> tuple[int, int] | None:
+    """Round the wanted bytes of a record to blocks (start, end); None if the whole record is read."""
+    nbytes = row[1]
+    asked = None if wanted is None or nbytes <= BLOCK_NBYTES else wanted(row)
+    if asked is None:
         return None
-    low = wanted[0] // BLOCK_NBYTES * BLOCK_NBYTES
-    high = min(format.align(wanted[1], BLOCK_NBYTES), nbytes)
+    low = asked[0] // BLOCK_NBYTES * BLOCK_NBYTES
+    high = min(format.align(asked[1], BLOCK_NBYTES), nbytes)
     return (low, high) if 0 <= low < high and high - low < nbytes else None
