@@ -90,7 +90,9 @@ class Checks:
         end = offset + nbytes
         behind = self._view[end : end + format.behind_nbytes(nbytes)]
         if wanted is None or not behind or self._always:
-            if not self.fits(index, row, self._view[offset : end + len(behind)]):
+            if not format.fits(
+                self.index.crc32_of(index, row), nbytes, self._view[offset : end + len(behind)]
+            ):
                 self._fail(index, row)
             self.check_known(index, row)
             self._note(index)
@@ -127,14 +129,6 @@ class Checks:
         except LaterReleaseError as error:
             raise self.placed(error, index) from None
 
-    def fits(self, index: int, row: Row, stored: memoryview) -> bool:
-        """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
-        return format.fits(self.index.crc32_of(index, row), row[1], stored)
-
-    def blocks_fit(self, index: int, row: Row, data: memoryview, behind: memoryview, first: int) -> bool:
-        """True if blocks of a large record, from the one numbered `first` on, fit the sum of its row."""
-        return format.blocks_fit(self.index.crc32_of(index, row), data, behind, first)
-
     def error(self, index: int, why: str) -> CorruptRecordError:
         """Make the error of a record that fails, after all tries."""
         text = f'{self.place(index)}: {why}; run "edcache verify {self._path}"'
@@ -163,9 +157,10 @@ class Checks:
         assert self._view is not None
         offset, nbytes = row[:2]
         stored = self._view[offset : offset + nbytes + format.behind_nbytes(nbytes)]
+        crc = self.index.crc32_of(index, row)
 
         def is_sound(record: bytes | memoryview) -> bool:
-            return self.fits(index, row, memoryview(record))
+            return format.fits(crc, nbytes, memoryview(record))
 
         if self._file.is_copy:
             self._file.until_sound([(offset, len(stored))], [stored], [is_sound])
@@ -181,7 +176,7 @@ class Checks:
             return
         assert self._view is not None
         data = self._view[offset + low * BLOCK_NBYTES : offset + min(high * BLOCK_NBYTES, nbytes)]
-        if not self.blocks_fit(index, row, data, behind, low):
+        if not format.blocks_fit(self.index.crc32_of(index, row), data, behind, low):
             self._fail(index, row)
         checked |= asked
         self._blocks[index] = checked

@@ -68,13 +68,13 @@ class RecordIndex:
         self.only_schema: int | None = None if uniform is None else uniform[0]
         self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
-        self.nbytes = 0
-        self.memory, self.place, self._salt, self._fetch = rows, place, salt, fetch
-        # Three numbers a row: offset, nbytes, and crc32, schema and flags together.
-        self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
-        # A cast needs a length.
-        self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
+        self.place, self._salt, self._fetch = place, salt, fetch
+        self.memory: Rows | None = None
+        self._words: Ints | None = None
+        self._numbers: memoryview | None = None
         self._kept: dict[int, Rows] = {}
+        if rows is not None:
+            self._hold(rows)
 
     @classmethod
     def of(cls, root: Root, memory: memoryview | None, fetch: Fetch) -> RecordIndex:
@@ -83,6 +83,18 @@ class RecordIndex:
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         own = salt(root.head.uuid, root.index.offset)
         return cls(rows, *said, salt=own, place=root.index, fetch=fetch)
+
+    def _hold(self, rows: Rows) -> None:
+        """Take the rows of all samples."""
+        # Three numbers a row: offset, nbytes, and crc32, schema and flags together. A cast needs a length.
+        self._numbers = rows.view("<u8").data.cast("B").cast("Q") if len(rows) else None
+        self._words = rows.view("<i8").reshape(-1, 3)
+        self.memory = rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are in memory, or mapped."""
+        return sum(rows.nbytes for rows in self._kept.values()) if self.memory is None else self.memory.nbytes
 
     # --- one row ---
 
@@ -106,14 +118,15 @@ class RecordIndex:
 
     def rows(self, indices: Ints) -> Rows:
         """Copy the rows of samples in [0, length): `format.ROW` [n]."""
-        if self._words is not None:
-            # In a third of the time that numpy's records take.
-            return self._words.take(indices, axis=0).view(ROW)[:, 0]
-        rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
-        for run, fetched in self._fetch_runs(sorted(set(runs.tolist()))).items():
-            chosen = runs == run
-            rows[chosen] = fetched[indices[chosen] - (run << _RUN_BITS)]
-        return rows
+        if self._words is None:
+            runs = sorted(set((indices >> _RUN_BITS).tolist()))
+            assert self.place is not None
+            if self.place.nbytes > _SMALL_NBYTES and len(runs) < -(-self.length >> _RUN_BITS):
+                return self._fetch_rows(indices, runs)
+            self._hold(self.all_rows())
+            assert self._words is not None
+        # In a third of the time that numpy's records take.
+        return self._words.take(indices, axis=0).view(ROW)[:, 0]
 
     def unbound_rows(self, indices: Ints) -> Rows:
         """Copy the rows of samples, with the crc32 of its record in each: `format.ROW` [n]."""
@@ -122,7 +135,7 @@ class RecordIndex:
     @property
     def is_proven(self) -> bool:
         """False if rows were fetched without a sum over them: one may be of a wrong answer."""
-        return self.place is None or self.memory is not None or self.place.nbytes <= _SMALL_NBYTES
+        return self.memory is not None
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the place of a row in the file of a sealed archive: offset and bytes."""
@@ -137,29 +150,25 @@ class RecordIndex:
             new[at] = row
             self._kept[run] = new
 
-    def _fetch_runs(self, runs: list[int]) -> dict[int, Rows]:
-        """Return runs of rows; missing ones are fetched together."""
+    def _fetch_rows(self, indices: Ints, runs: list[int]) -> Rows:
+        """Copy the rows of samples from these runs; missing ones are fetched together."""
         assert self.place is not None
         assert self._fetch is not None
-        before, step = self._kept, ROW.itemsize << _RUN_BITS
-        all_runs = range(-(-self.length >> _RUN_BITS))
-        wanted = all_runs if self.place.nbytes <= _SMALL_NBYTES else runs
-        new = [run for run in wanted if run not in before]
+        before, (start, nbytes, _), step = self._kept, self.place, ROW.itemsize << _RUN_BITS
+        new = [run for run in runs if run not in before]
         # Another thread may drop runs meanwhile: this one keeps its own.
         found = {run: before[run] for run in runs if run in before}
         if new:
-            if len(new) == len(all_runs):
-                rows = self.all_rows()
-                found |= {run: rows[run << _RUN_BITS : run + 1 << _RUN_BITS] for run in new}
-            else:
-                start, nbytes = self.place[:2]
-                extents = [(start + run * step, min(step, nbytes - run * step)) for run in new]
-                fetched = zip(new, self._fetch(extents, None), strict=True)
-                found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
-            kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept
-            self._kept = kept | found
-            self.nbytes = sum(rows.nbytes for rows in self._kept.values())
-        return {run: found[run] for run in runs}
+            extents = [(start + run * step, min(step, nbytes - run * step)) for run in new]
+            fetched = zip(new, self._fetch(extents, None), strict=True)
+            found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
+            is_full = self.nbytes + step * len(new) > _MOST_KEPT_NBYTES
+            self._kept = found if is_full else self._kept | found
+        rows, run_of = np.empty(len(indices), ROW), indices >> _RUN_BITS
+        for run in runs:
+            chosen = run_of == run
+            rows[chosen] = found[run][indices[chosen] - (run << _RUN_BITS)]
+        return rows
 
     def offsets(self, indices: Ints) -> Ints:
         """Return the offset of each record in the file: int64 [n]."""

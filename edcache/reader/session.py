@@ -284,11 +284,9 @@ class Session:
     def memory(self) -> dict[str, int]:
         """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
         # Bits of checks, labels, and the index if it is not mapped.
-        private = self.index.nbytes + self.checks.nbytes
+        is_mapped = self.sealed and self._view is not None
+        private = self.checks.nbytes + (0 if is_mapped else self.index.nbytes)
         private += origin(self.labels)[0].nbytes if "labels" in vars(self) else 0
-        if not self.sealed or self._view is None:
-            rows = self.index.memory
-            private += 0 if rows is None else rows.nbytes
         return {"mapped": 0 if self._view is None else self.nbytes, "private": private}
 
     # --- writers ---
@@ -378,7 +376,7 @@ class Session:
         row, data = self._stored.record(index, self._wanted_of(fields))
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
-        decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
+        decoder = self.decoder(row[3], index)
         try:
             if row[4] & COMPRESSED:
                 data = decoder.decompressed(data)
@@ -453,20 +451,14 @@ class Session:
             if not index.is_dense:
                 for row in np.flatnonzero(rows["flags"] & PRESENT == 0).tolist():
                     self.checks.check_place(int(indices[row]), rows[row].item())
-            # A row with another schema than `uniform` says is damaged; its check raises.
-            schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
-            used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-            decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
-            if len(used) == 1:
-                return self._group_of_schema(decoders[0], indices, rows, fields, stored)
             parts: list[tuple[Ints, Records]] = []
-            for number, decoder in enumerate(decoders):
-                places = np.flatnonzero(numbers.reshape(-1) == number)
+            for number in np.unique(rows["schema"]).tolist():
+                places = np.flatnonzero(rows["schema"] == number)
+                decoder = self.decoder(number, int(indices[places[0]]))
                 own = stored and [stored[place] for place in places.tolist()]
-                parts.append(
-                    (places, self._group_of_schema(decoder, indices[places], rows[places], fields, own))
-                )
-            return Several(parts)
+                group = self._group_of_schema(decoder, indices[places], rows[places], fields, own)
+                parts.append((places, group))
+            return parts[0][1] if len(parts) == 1 else Several(parts)
         except Exception:  # else the Group compares the head, behind its use
             self.check_same()
             raise

@@ -232,45 +232,50 @@ class Stored:
         self, indices: Sequence[int], rows: Sequence[Row], wanted: Wanted, tries: int
     ) -> list[Piece | None]:
         """Request records, up to `tries` times; None for one that fails its sum, or lies where none can be."""
-        checks = self._checks
-        placed = [k for k, row in enumerate(rows) if checks.misplaced(row) is None]
-        blocks = {k: _blocks(rows[k], wanted) for k in placed}
-        extents = [extent for k in placed for extent in _extents(rows[k], blocks[k])]
+        checks, data = self._checks, list[memoryview]()
+        extents: list[tuple[int, int]] = []
+        sums: list[Sound] = []
+        places: dict[int, tuple[int, int]] = {}
+        for k, row in enumerate(rows):
+            if checks.misplaced(row) is None:
+                low, own, own_sums = self._asked(indices[k], row, wanted, data, len(extents))
+                places[k] = len(extents), low
+                extents += own
+                sums += own_sums
         if len(extents) > 1 and self._extents.are_cold([start for start, _ in extents]):
             start, nbytes = np.array(extents, np.int64).T
             self._extents.announce(start, start + nbytes)
-        data = self._file.read_many(extents)
-        sums: list[Sound] = []
-        places: dict[int, int] = {}
-        for k in placed:
-            places[k] = len(sums)
-            sums += self._sums(indices[k], rows[k], blocks[k], data, len(sums))
+        data += self._file.read_many(extents)
         if not checks.is_done and self._file.tries > 1:
             self._file.until_sound(extents, data, sums, tries)
         found: list[Piece | None] = [None] * len(rows)
-        for k, at in places.items():
+        for k, (at, low) in places.items():
             if checks.is_done or sums[at](data[at]):
-                low, _ = blocks[k] or (0, 0)
-                found[k] = Piece(low, data[at] if blocks[k] else data[at][: rows[k][1]])
+                found[k] = Piece(low, data[at][: rows[k][1]])
         return found
 
-    def _sums(
-        self, index: int, row: Row, blocks: tuple[int, int] | None, data: list[memoryview], at: int
-    ) -> list[Sound]:
-        """Make the checks of the extents of a record, which are `data[at]` and what follows."""
-        checks = self._checks
+    def _asked(
+        self, index: int, row: Row, wanted: Wanted, data: list[memoryview], at: int
+    ) -> tuple[int, list[tuple[int, int]], list[Sound]]:
+        """Return what is requested of a record: its first byte, the extents and their checks.
+
+        These are a whole record, or some blocks of it and the crc32s behind it. data: of all extents, when they are
+        checked; those of this record begin at `at`.
+        """
+        offset, nbytes = row[:2]
+        behind, crc = format.behind_nbytes(nbytes), self._index.crc32_of(index, row)
+        blocks = _blocks(row, wanted)
         if blocks is None:
-            return [lambda record: checks.fits(index, row, memoryview(record))]
+            whole = offset, nbytes + behind
+            return 0, [whole], [lambda record: format.fits(crc, nbytes, memoryview(record))]
         low, high = blocks
 
         def blocks_fit(some: bytes | memoryview) -> bool:
             first = low // BLOCK_NBYTES
-            return len(some) == high - low and checks.blocks_fit(
-                index, row, memoryview(some), data[at + 1], first
-            )
+            return len(some) == high - low and format.blocks_fit(crc, memoryview(some), data[at + 1], first)
 
-        behind = format.behind_nbytes(row[1])
-        return [blocks_fit, format.fits_crc32(behind, self._index.crc32_of(index, row))]
+        extents = [(offset + low, high - low), (offset + nbytes, behind)]
+        return low, extents, [blocks_fit, format.fits_crc32(behind, crc)]
 
     # --- rows that a server sent ---
 
@@ -287,15 +292,6 @@ class Stored:
         if not self._index.is_proven:
             self._index.keep(index, row)
             self._file.mend(self._index.extent(index)[0], memoryview(np.array(row, format.ROW).tobytes()))
-
-
-def _extents(row: Row, blocks: tuple[int, int] | None) -> list[tuple[int, int]]:
-    """List the extents of a record, or of some blocks of it and of the crc32s behind it."""
-    offset, nbytes = row[:2]
-    behind = format.behind_nbytes(nbytes)
-    if blocks is None:
-        return [(offset, nbytes + behind)]
-    return [(offset + blocks[0], blocks[1] - blocks[0]), (offset + nbytes, behind)]
 
 
 def _blocks(row: Row, wanted: Wanted) -> tuple[int, int] | None:
