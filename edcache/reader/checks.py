@@ -86,14 +86,10 @@ class Checks:
             return
         assert self._view is not None
         self.check_place(index, row)
-        offset, nbytes = row[:2]
-        end = offset + nbytes
-        behind = self._view[end : end + format.behind_nbytes(nbytes)]
+        end = row[0] + row[1]
+        behind = self._view[end : end + format.behind_nbytes(row[1])]
         if wanted is None or not behind or self._always:
-            if not format.fits(
-                self.index.crc32_of(index, row), nbytes, self._view[offset : end + len(behind)]
-            ):
-                self._fail(index, row)
+            self._compare(index, row)
             self.check_known(index, row)
             self._note(index)
         else:
@@ -152,8 +148,8 @@ class Checks:
             index=index,
         )
 
-    def _fail(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError for a record of the mapping that fails its sum, unless a copy is mended."""
+    def _compare(self, index: int, row: Row) -> None:
+        """Raise CorruptRecordError if a record of the mapping fails its sum, unless a copy is mended."""
         assert self._view is not None
         offset, nbytes = row[:2]
         stored = self._view[offset : offset + nbytes + format.behind_nbytes(nbytes)]
@@ -162,6 +158,8 @@ class Checks:
         def is_sound(record: bytes | memoryview) -> bool:
             return format.fits(crc, nbytes, memoryview(record))
 
+        if is_sound(stored):
+            return
         if self._file.is_copy:
             self._file.until_sound([(offset, len(stored))], [stored], [is_sound])
         if not is_sound(stored):
@@ -177,7 +175,7 @@ class Checks:
         assert self._view is not None
         data = self._view[offset + low * BLOCK_NBYTES : offset + min(high * BLOCK_NBYTES, nbytes)]
         if not format.blocks_fit(self.index.crc32_of(index, row), data, behind, low):
-            self._fail(index, row)
+            self._compare(index, row)
         checked |= asked
         self._blocks[index] = checked
         if checked.bit_count() == len(behind) // 4:
@@ -210,38 +208,31 @@ class Checks:
         if self.is_done:
             return
         indices = indices[self._find_unchecked(indices)]
-        if self._run and len(indices):
-            self._check_runs(indices)
-            indices = indices[self._find_unchecked(indices)]
         if not len(indices):
             return
-        sound = self._find_sound(indices)
-        if sound is None:
-            for index in indices.tolist():
-                self.record(index, self.index.row(index), wanted)
-            return
-        for place in np.flatnonzero(~sound).tolist():
-            self._fail(int(indices[place]), self.index.row(int(indices[place])))
-        if not self._always:
-            self._mark(indices)
+        together = self._with_neighbours(indices) if self._run else indices
+        sound = self._find_sound(together)
+        if sound is not None and self._always:
+            indices = indices[~sound]
+        elif sound is not None:
+            self._mark(together[sound])
+            indices = indices[self._find_unchecked(indices)]
+        for index in indices.tolist():
+            self.record(index, self.index.row(index), wanted)
 
-    def _check_runs(self, indices: Ints) -> None:
-        """Check the unchecked records of the runs of some samples, if memory has them; mark the sound ones."""
+    def _with_neighbours(self, indices: Ints) -> Ints:
+        """Add the unchecked records of the runs of some samples, if memory has them, and of the next runs."""
         # Not np.unique, whose first call imports 9 ms of numpy.
         runs = np.sort(indices // self._run)
         runs = runs[np.flatnonzero(np.diff(runs, prepend=-1))]
-        # The next ones too.
         ahead = runs[-1] + np.arange(1, 1 + max(0, _AHEAD * len(indices) // self._run - len(runs)))
         ahead = ahead[ahead * self._run < self.index.length]
         starts = next(filter(self._have, (np.append(runs, ahead) * self._run, runs * self._run)), None)
         if starts is None:
-            return
+            return indices
         samples = (starts[:, None] + np.arange(self._run)).reshape(-1)
         samples = samples[samples < self.index.length]
-        samples = samples[self._find_unchecked(samples)]
-        sound = self._find_sound(samples) if len(samples) else None
-        if sound is not None:
-            self._mark(samples[sound])
+        return samples[self._find_unchecked(samples)]
 
     def _have(self, starts: Ints) -> bool:
         """True if memory has the records of runs."""
@@ -253,9 +244,7 @@ class Checks:
         if self.index.least_nbytes > BLOCK_NBYTES:
             return None
         rows = self.index.unbound_rows(indices)
-        if not self.are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
-            return None
-        return format.are_sound(rows, self._view)
+        return format.are_sound(rows, self._view) if self._are_plain(rows) else None
 
     def _mark(self, indices: Ints) -> None:
         """Note different samples as checked."""
@@ -271,13 +260,11 @@ class Checks:
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
 
-    def are_plausible(self, rows: Rows) -> bool:
-        """True if no row points out of the file or contradicts `uniform` of the index."""
-        index, nbytes = self.index, rows["nbytes"]
-        # Both first, so that no sum of them wraps.
-        if max(int(rows["offset"].max()), int(nbytes.max())) > self.size:
-            return False
-        if int(format.stored_ends(rows).max()) > self.size:
+    def _are_plain(self, rows: Rows) -> bool:
+        """True if all are rows of small records, and none is `misplaced`."""
+        index, offset, nbytes = self.index, rows["offset"], rows["nbytes"]
+        # A large offset first, so that no sum wraps.
+        if nbytes.max() > BLOCK_NBYTES or offset.max() > self.size or (offset + nbytes).max() > self.size:
             return False
         if index.only_schema is None:
             return bool(np.all((rows["flags"] == format.PRESENT) | (rows["flags"] == _COMPRESSED)))

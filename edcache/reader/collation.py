@@ -24,7 +24,7 @@ from torch.utils.data._utils.worker import _worker_loop
 from edcache.base import OptionError, Transform
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
 from edcache.reader.group import Group
-from edcache.reader.memory import Memory, Parcel, for_this_process
+from edcache.reader.memory import Memory, for_this_process, parcel
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Joint, Records, kind_of
 
@@ -68,30 +68,6 @@ class Special:
     def of_samples(self, samples: Sequence[Any]) -> Any:
         """Collate a list of samples."""
         raise NotImplementedError
-
-
-def collated(records: Records, special: Special | None, memory: Memory) -> Any:
-    """Collate samples as `default_collate` does; `special` collates some fields instead."""
-    batch = in_bulk(records, special, memory)
-    if batch is not NotImplemented:
-        return batch
-    samples = records.samples()
-    if special is not None:
-        return special.of_samples(samples)
-    if not samples:
-        raise OptionError("a batch of no samples has no fields; give one index at least")
-    try:
-        return default_collate(samples)
-    except KeyError as error:
-        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
-        if len(kinds) < 2:
-            raise
-        found = " / ".join([*kinds.values()][:3])
-        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
-    except RuntimeError as error:
-        if "equal size" not in str(error):
-            raise
-        raise RuntimeError(f"{error}; {_VARYING}") from None
 
 
 def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
@@ -156,10 +132,12 @@ class Batch:
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """Collate as `default_collate` does; `special` collates some fields instead."""
-        batch = collated(self._records, special, memory or for_this_process())
+        batch = in_bulk(self._records, special, memory or for_this_process())
+        if batch is NotImplemented:
+            batch = _collated(self._records.samples(), special)
         if self._finish is not None:
             batch = self._finish(batch)
-        return Parcel(batch) if self._is_sent else batch
+        return parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
         """Collate every `size` samples, as views of one large batch.
@@ -170,6 +148,25 @@ class Batch:
         batch = NotImplemented if kind_of(self._records) is None else in_bulk(self._records, None, memory)
         batches = None if batch is NotImplemented else _split(batch, size)
         return batches if self._finish is None or batches is None else map(self._finish, batches)
+
+
+def _collated(samples: list[Any], special: Special | None) -> Any:
+    if special is not None:
+        return special.of_samples(samples)
+    if not samples:
+        raise OptionError("a batch of no samples has no fields; give one index at least")
+    try:
+        return default_collate(samples)
+    except KeyError as error:
+        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
+        if len(kinds) < 2:
+            raise
+        found = " / ".join([*kinds.values()][:3])
+        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise RuntimeError(f"{error}; {_VARYING}") from None
 
 
 def _split(batch: Any, size: int) -> Sequence[Any] | None:

@@ -136,7 +136,7 @@ class Group:
     ) -> None:
         self.decoder, self.lattice, self.view = decoder, lattice, lattice.view
         self.start, self.rows, self._sizes = start, rows, sizes
-        self._archive, self.fields, self.check_same = archive, fields, archive.check_same
+        self.archive, self.fields, self.check_same = archive, fields, archive.check_same
         self.is_regular = is_regular
         self.window_rows = start >> _LATTICE_BITS
 
@@ -164,21 +164,25 @@ class Group:
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             out[place] = window[row]
 
+    @once
+    def views(self) -> list[memoryview]:
+        """Bytes of each record."""
+        view, ends = self.view, (self.start + self._sizes(self.rows)).tolist()
+        return [view[start:end] for start, end in zip(self.start.tolist(), ends, strict=True)]
+
     def pieces(self, path: tuple[Any, ...]) -> Pieces | None:
         """Return a field of every record; None if the records must be parsed one by one."""
         field = self.decoder.fields.get(path)
         if field is not None and field.offset is not None and field.shape is not None:
             assert field.nbytes is not None
-            start = self.start + field.offset
-            end = start + field.nbytes
-            dims: Ints = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
-        elif self._variable is None:
+            dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
+            end = field.offset + field.nbytes
+            return Pieces(dims, [record[field.offset : end] for record in self.views])
+        if self._variable is None:
             return None
-        else:
-            low, high, dims = self._variable[path]
-            start, end = self.start + low, self.start + high
-        view, extents = self.view, zip(start.tolist(), end.tolist(), strict=True)
-        return Pieces(dims, [view[low:high] for low, high in extents])
+        start, ends, dims = self._variable[path]
+        extents = zip(self.views, start.tolist(), ends.tolist(), strict=True)
+        return Pieces(dims, [record[low:high] for record, low, high in extents])
 
     @once
     def _variable(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
@@ -186,12 +190,7 @@ class Group:
         layout = self.decoder.layout
         assert layout is not None
         slots = self.gather(layout.slots_offset, layout.slots.size).view(np.int64)
-        return layout.locate_many(slots, self.nbytes)
-
-    @once
-    def nbytes(self) -> Ints:
-        """Bytes of each record: int64 [n]."""
-        return self._sizes(self.rows)
+        return layout.locate_many(slots, np.fromiter(map(len, self.views), np.int64))
 
     def values(self, path: tuple[Any, ...]) -> list[Any]:
         """Decode a field of every record, into memory that the caller owns."""
@@ -208,21 +207,20 @@ class Group:
 
     def decoded(self, node: Node) -> list[Any]:
         """Decode the value at a node of every record, into memory that the caller owns."""
-        decode, view, ends = self.decoder.part(node), self.view, (self.start + self.nbytes).tolist()
-        return [decode(view[start:end]) for start, end in zip(self.start.tolist(), ends, strict=True)]
+        return [*map(self.decoder.part(node), self.views)]
 
     def samples(self) -> list[Any]:
         """Decode every sample, or its fields, into memory that the caller owns.
 
         Raises: as `Session.read`, for the first one that does not decode.
         """
-        decoder, view = self.decoder, self.view
-        decode, samples = self._make_decode(), list[Any]()
+        decoder, samples = self.decoder, list[Any]()
+        decode = decode_of(decoder, self.fields, self.archive)
         try:
-            for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
-                if end - start != decoder.nbytes:
-                    decoder.check_nbytes(end - start)
-                samples.append(decode(view[start:end]))
+            for record in self.views:
+                if len(record) != decoder.nbytes:
+                    decoder.check_nbytes(len(record))
+                samples.append(decode(record))
         except (CodecError, CorruptRecordError) as error:
             raise self.placed(error, len(samples)) from error
         finally:
@@ -231,18 +229,20 @@ class Group:
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        return self._archive.checks.placed(error, int(self.rows[row]))
+        return self.archive.checks.placed(error, int(self.rows[row]))
 
-    def _make_decode(self) -> Callable[[memoryview], Any]:
-        """Return the function that decodes a record to a sample, or its fields."""
-        decoder, fields = self.decoder, self.fields
-        if fields is None:
-            return decoder.decode
-        plan = planned(fields, decoder)
-        if plan is not None:
-            return plan.decode
-        labels = dict(self._archive.label_columns)
-        return lambda record: fields.of_sample(decoder.decode(record), labels)
+
+def decode_of(
+    decoder: Decoder, fields: Projection | None, archive: RecordArchive
+) -> Callable[[memoryview], Any]:
+    """Return the function that decodes a record to a sample, or its fields."""
+    if fields is None:
+        return decoder.decode
+    plan = planned(fields, decoder)
+    if plan is not None:
+        return plan.decode
+    labels = dict(archive.label_columns)
+    return lambda record: fields.of_sample(decoder.decode(record), labels)
 
 
 def loaded(

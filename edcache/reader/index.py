@@ -77,12 +77,14 @@ class RecordIndex:
             self._hold(rows)
 
     @classmethod
-    def of(cls, root: Root, memory: memoryview | None, fetch: Fetch) -> RecordIndex:
-        """Make the index of a sealed archive: mapped, or fetched."""
-        rows = None if memory is None else np.frombuffer(memory, ROW, root.length)
+    def of(cls, root: Root, fetch: Fetch, *, is_mapped: bool) -> RecordIndex:
+        """Make the index of a sealed archive: mapped, or fetched when it is needed."""
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         own = salt(root.head.uuid, root.index.offset)
-        return cls(rows, *said, salt=own, place=root.index, fetch=fetch)
+        index = cls(None, *said, salt=own, place=root.index, fetch=fetch)
+        if is_mapped:
+            index._hold(index.all_rows())
+        return index
 
     def _hold(self, rows: Rows) -> None:
         """Take the rows of all samples."""

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,11 +61,11 @@ from edcache.format import (
 )
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.group import Group, Lattice, loaded
+from edcache.reader.group import Group, Lattice, decode_of, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.reader.stored import Extents, Piece, Stored, Wanted
+from edcache.reader.stored import Extents, Piece, Stored
 from edcache.storage import ByteSource, File
 
 # Labels do not wait for the import of decoders.
@@ -86,7 +87,7 @@ class Session:
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
         check_same: called behind the last use of mapped bytes; StaleArchiveError if another archive was written over
             them.
-        index: rows of all samples. length: samples of the dataset.
+        index: rows of all samples. length: samples of the dataset. checks: of their records.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
         damage: of the chain, and the state that is read in spite of it; None without.
     """
@@ -103,7 +104,7 @@ class Session:
         skips_damage: bool = False,
     ) -> None:
         self.file, self.path = file, file.path
-        self._verify, self._decode = verify, (allow_pickle, decoding, as_arrays)
+        self._decode = allow_pickle, decoding, as_arrays
         self.skips_damage = skips_damage
         self.size = file.size()
         self.tables: dict[int, ChunkTable | None] = {}
@@ -130,17 +131,14 @@ class Session:
         self.extents = Extents(file, self.nbytes)
         self._view, self.check_same = self.extents.view, self.extents.check_same
         if self._root is not None:
-            start, nbytes, _ = self._root.index
-            memory = None if self._view is None else self._view[start : start + nbytes]
-            if self._view is not None and file.is_copy:
-                # Mends the rows of a copy, which have no sum of their own.
-                is_sound = format.fits_crc32(nbytes, self._root.index.crc32)
-                self.extents.read_many([(start, nbytes)], [is_sound])
             # Without the session: a cycle would keep the mapping until the next garbage collection.
-            self.index = RecordIndex.of(self._root, memory, self.extents.read_many)
+            is_mapped = self._view is not None
+            self.index = RecordIndex.of(self._root, self.extents.read_many, is_mapped=is_mapped)
         else:
             self.index = _index_of(self._contents)
         self.length = self.index.length
+        self.checks = Checks(file, self._view, self.nbytes, self.index, verify)
+        self._stored = Stored(self.extents, self.checks)
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -307,15 +305,6 @@ class Session:
     # --- samples ---
 
     @once
-    def checks(self) -> Checks:
-        """Checks of records."""
-        return Checks(self.file, self._view, self.nbytes, self.index, self._verify)
-
-    @once
-    def _stored(self) -> Stored:
-        return Stored(self.extents, self.checks)
-
-    @once
     def _decoders(self) -> Decoders:
         return codec.Decoders()
 
@@ -351,10 +340,7 @@ class Session:
             try:
                 if fields is None:
                     return decoder.decode(record, copy=copy)
-                plan = planned(fields, decoder)
-                if plan is not None:
-                    return plan.decode(record)
-                return fields.of_sample(decoder.decode(record), dict(self.label_columns))
+                return decode_of(decoder, fields, self)(record)
             except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
                 raise self.checks.placed(error, index) from error
         finally:
@@ -373,7 +359,7 @@ class Session:
             raise base.SampleIndexError(
                 f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
             )
-        row, data = self._stored.record(index, self._wanted_of(fields))
+        row, data = self._stored.record(index, partial(self._wanted_in, fields))
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
         decoder = self.decoder(row[3], index)
@@ -386,20 +372,14 @@ class Session:
             raise self.checks.placed(error, index) from error
         return data, decoder
 
-    def _wanted_of(self, fields: Projection | None) -> Wanted:
-        """Make the function that returns the bytes of a record in which fields lie."""
-        if fields is None:
+    def _wanted_in(self, fields: Projection | None, row: Row) -> ByteRange:
+        """Return the bytes of a record in which fields lie; None for all of it."""
+        if fields is None or row[4] & COMPRESSED:
             return None
-
-        def wanted(row: Row) -> ByteRange:
-            if row[4] & COMPRESSED:
-                return None
-            try:
-                return _wanted(fields, self.decoder(row[3], 0))
-            except (base.CorruptRecordError, base.LaterReleaseError):
-                return None  # its sum tells if the row is wrong
-
-        return wanted
+        try:
+            return _wanted(fields, self.decoder(row[3], 0))
+        except (base.CorruptRecordError, base.LaterReleaseError):
+            return None  # its sum tells if the row is wrong
 
     # --- many records ---
 
@@ -443,7 +423,7 @@ class Session:
             indices = checked_indices(indices, self.length)
             index, stored = self.index, None
             if self._view is None:
-                rows, stored = self._stored.records(indices, self._wanted_of(fields))
+                rows, stored = self._stored.records(indices, partial(self._wanted_in, fields))
             else:
                 rows = index.rows(indices)
             if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
@@ -479,7 +459,7 @@ class Session:
                 is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
                 return self._mapped_group(decoder, indices, fields, is_regular)
             self._stored.locate(indices, None)
-            stored = self._stored.records(indices, None)[1]
+            stored = self._stored.records(indices, lambda _: None)[1]
         try:
             for row in np.flatnonzero(are_compressed).tolist():
                 lengths[row] = decoder.content_nbytes(stored[row].data)
@@ -495,10 +475,9 @@ class Session:
     def _mapped_group(
         self, decoder: Decoder, indices: Ints, fields: Projection | None, is_regular: bool = True
     ) -> Group:
-        wanted = None if fields is None else _wanted(fields, decoder)
+        wanted = _wanted(fields, decoder)
         start = self._stored.locate(indices, wanted)
-        if not self.checks.is_done:
-            self.checks.records(indices, wanted)
+        self.checks.records(indices, wanted)
         return Group(decoder, self._lattice, start, indices, self.index.sizes, self, fields, is_regular)
 
     # --- growth, and copies ---
@@ -530,9 +509,8 @@ class Session:
         return other
 
 
-def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:
-    """Return the bytes of a record in which fields lie; None for all of it."""
-    plan = planned(fields, decoder)
+def _wanted(fields: Projection | None, decoder: Decoder) -> ByteRange:
+    plan = None if fields is None else planned(fields, decoder)
     return None if plan is None else plan.wanted
 
 

@@ -6,16 +6,14 @@ Each archive has a memory of its own, and nothing reads over its end. Records of
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, once
-from edcache.codec import Node
-from edcache.reader.group import Group, Pieces, as_numbers
+from edcache.base import EdcacheError, Ints, once
+from edcache.reader.group import Group, as_numbers
 from edcache.reader.projection import Projection
 
 T = TypeVar("T")
@@ -92,7 +90,8 @@ class Joint(Group):
 
     def __init__(self, parts: Sequence[tuple[Ints, Group]]) -> None:
         self.parts = parts
-        self.decoder, self.fields = parts[0][1].decoder, parts[0][1].fields
+        first = parts[0][1]
+        self.decoder, self.fields, self.archive = first.decoder, first.fields, first.archive
         self._length = sum(len(places) for places, _ in parts)
 
     def __len__(self) -> int:
@@ -114,38 +113,23 @@ class Joint(Group):
             part.gather_to(rows, places, offset, nbytes)
         return out
 
-    def pieces(self, path: tuple[Any, ...]) -> Pieces | None:
-        """Return a field of every record; None if the records of a part must be parsed one by one."""
-        found = [(places, part.pieces(path)) for places, part in self.parts]
-        known = [(places, pieces) for places, pieces in found if pieces is not None]
-        if len(known) < len(found):
-            return None
-        dims = np.empty((len(self), known[0][1].dims.shape[1]), np.int64)
-        for places, pieces in known:
-            dims[places] = pieces.dims
-        return Pieces(dims, _in_order((places, pieces.data) for places, pieces in known))
+    @once
+    def views(self) -> list[memoryview]:
+        """Bytes of each record."""
+        return _in_order((places, part.views) for places, part in self.parts)
 
-    def values(self, path: tuple[Any, ...]) -> list[Any]:
-        """Decode a field of every record, into memory that the caller owns."""
-        return _in_order((places, part.values(path)) for places, part in self.parts)
-
-    def decoded(self, node: Node) -> list[Any]:
-        """Decode the value at a node of every record, into memory that the caller owns."""
-        return _in_order((places, part.decoded(node)) for places, part in self.parts)
-
-    def samples(self) -> list[Any]:
-        """Decode every sample, or its fields; see `Group.samples`."""
-        return _in_order((places, part.samples()) for places, part in self.parts)
+    def placed(self, error: EdcacheError, row: int) -> EdcacheError:
+        """Put the place of a record in front of an error's text."""
+        ((own, part),) = ((own, part) for places, part in self.parts for own in np.flatnonzero(places == row))
+        return part.placed(error, int(own))
 
 
 def _in_order(parts: Iterable[tuple[Ints, Sequence[T]]]) -> list[T]:
     """Put items of parts into their places."""
-    placed = [pair for places, items in parts for pair in zip(places.tolist(), items, strict=True)]
-    placed.sort(key=_place)
-    return [item for _, item in placed]
-
-
-_place = operator.itemgetter(0)
+    placed = {
+        place: item for places, items in parts for place, item in zip(places.tolist(), items, strict=True)
+    }
+    return [placed[place] for place in range(len(placed))]
 
 
 class Beside:

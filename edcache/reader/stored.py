@@ -15,8 +15,8 @@ from edcache.reader.checks import ByteRange, Checks
 from edcache.reader.index import Row
 from edcache.storage import ByteSource
 
-Wanted = Callable[[Row], ByteRange] | None
-"""`wanted(row)` returns the bytes of a record that will be read; None: all of each."""
+Wanted = Callable[[Row], ByteRange]
+"""`wanted(row)` returns the bytes of a record that will be read."""
 
 # A record of these bytes or more is read ahead if it is not in memory.
 LARGE = 1 << 16
@@ -157,7 +157,7 @@ class Stored:
     def _mapped(self, index: int, row: Row, wanted: Wanted) -> memoryview:
         assert self._view is not None
         if not self._checks.is_done:
-            self._checks.record(index, row, None if wanted is None else wanted(row))
+            self._checks.record(index, row, wanted(row))
         elif self._checks.is_trusting or not row[4] & format.PRESENT:
             self._checks.check_place(index, row)
         return self._view[row[0] : row[0] + row[1]]
@@ -297,7 +297,7 @@ class Stored:
 def _blocks(row: Row, wanted: Wanted) -> tuple[int, int] | None:
     """Round the wanted bytes of a record to blocks (start, end); None if the whole record is read."""
     nbytes = row[1]
-    asked = None if wanted is None or nbytes <= BLOCK_NBYTES else wanted(row)
+    asked = None if nbytes <= BLOCK_NBYTES else wanted(row)
     if asked is None:
         return None
     low = asked[0] // BLOCK_NBYTES * BLOCK_NBYTES
