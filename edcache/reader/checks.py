@@ -18,8 +18,8 @@ import numpy.typing as npt
 from edcache import format
 from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError, MissingSampleError
 from edcache.format import BLOCK_NBYTES, Rows
+from edcache.reader.extents import Extents
 from edcache.reader.index import RecordIndex, Row
-from edcache.storage import ByteSource
 
 ByteRange = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""
@@ -30,14 +30,13 @@ _COMPRESSED: Final = format.PRESENT | format.COMPRESSED
 _LEAST_RUN, _MOST_RUN = 8, 256
 # In order, a batch has few runs: this number of records is checked for each of its own, as a call takes as long as 100.
 _AHEAD = 16
-_PROBES = 8
 
 
 class Checks:
     """Checks of one archive in one process.
 
     Args:
-        file: read up to `size`. view: its mapping; None checks a record at every read.
+        extents: bytes of the archive; a record that is not mapped is checked at every read.
         verify: "touch", "always" or "never", as of `ReadOptions`.
     Attributes:
         is_done: True if nothing is left to check. is_trusting: True if no record is ever checked.
@@ -45,13 +44,11 @@ class Checks:
     """
 
     # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
-    def __init__(
-        self, file: ByteSource, view: memoryview | None, size: int, index: RecordIndex, verify: str
-    ) -> None:
-        self._path, self.size, self.index = file.path, size, index
-        self._file, self._view, self._are_cached = file, view, file.are_cached
+    def __init__(self, extents: Extents, index: RecordIndex, verify: str) -> None:
+        self.extents, self.index = extents, index
+        self._path, self._view, self._size = extents.file.path, extents.view, extents.nbytes
         self.is_done = self.is_trusting = verify == "never"
-        self._always = verify == "always" or view is None
+        self._always = verify == "always" or self._view is None
         # A bit for each checked sample; of large records that are read in parts, for each block.
         nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
         self.bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
@@ -107,8 +104,8 @@ class Checks:
         """Tell that a row points out of the file, or contradicts `uniform` of the index."""
         offset, nbytes, _, schema, flags = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
-        if end > self.size:
-            return f"it ends at {end:,}, the file at {self.size:,}"
+        if end > self._size:
+            return f"it ends at {end:,}, the file at {self._size:,}"
         said = self.index
         # The sum tells if a flag that only a later release knows is true.
         is_alike = schema == said.only_schema and not flags & format.COMPRESSED
@@ -160,8 +157,7 @@ class Checks:
 
         if is_sound(stored):
             return
-        if self._file.is_copy:
-            self._file.until_sound([(offset, len(stored))], [stored], [is_sound])
+        self.extents.file.until_sound([(offset, len(stored))], [stored], [is_sound])
         if not is_sound(stored):
             raise self.error(index, "it fails its crc32")
 
@@ -199,7 +195,7 @@ class Checks:
     def check_inside(self, indices: Ints, start: Ints) -> None:
         """Raise CorruptRecordError if a record would begin or end out of the file."""
         ends = start + self.index.sizes(indices)
-        if np.maximum.reduce(start.view(np.uint64)) > self.size or ends.max() > self.size:
+        if np.maximum.reduce(start.view(np.uint64)) > self._size or ends.max() > self._size:
             for index in indices.tolist():
                 self.check_place(index, self.index.row(index))
 
@@ -236,7 +232,7 @@ class Checks:
 
     def _have(self, starts: Ints) -> bool:
         """True if memory has the records of runs."""
-        return self._are_cached(self.index.offsets(starts[:: max(1, len(starts) // _PROBES)]).tolist())
+        return self.extents.are_cached(self.index.offsets(starts))
 
     def _find_sound(self, indices: Ints) -> npt.NDArray[np.bool_] | None:
         """Mark the records that fit their sums; None if they must be checked one by one."""
@@ -264,7 +260,7 @@ class Checks:
         """True if all are rows of small records, and none is `misplaced`."""
         index, offset, nbytes = self.index, rows["offset"], rows["nbytes"]
         # A large offset first, so that no sum wraps.
-        if nbytes.max() > BLOCK_NBYTES or offset.max() > self.size or (offset + nbytes).max() > self.size:
+        if nbytes.max() > BLOCK_NBYTES or offset.max() > self._size or (offset + nbytes).max() > self._size:
             return False
         if index.only_schema is None:
             return bool(np.all((rows["flags"] == format.PRESENT) | (rows["flags"] == _COMPRESSED)))

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ from edcache.reader.stored import Piece
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Node
 
+Labelled = Callable[[], Container[str]]
+
 # Rows of these bytes or more are copied one by one, once; numpy copies shorter ones faster together, twice.
 _LARGE_ROW = 1 << 15
 _LATTICE_BITS = LATTICE.bit_length() - 1
@@ -55,20 +57,6 @@ class Pieces(NamedTuple):
 
     dims: Ints
     data: list[memoryview]
-
-
-class RecordArchive(Protocol):
-    """Archive of records."""
-
-    check_same: Callable[[], None]
-
-    @property
-    def checks(self) -> Checks:
-        """Checks of its records."""
-
-    @property
-    def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """Label columns, by name."""
 
 
 def as_numbers(rows: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
@@ -113,8 +101,9 @@ class Group:
 
     Args:
         lattice: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], numbers of the records, by which `sizes` and `archive` know them.
+        rows: int64 [n], numbers of the records, by which `sizes` and `checks` know them.
         sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
+        labels: returns the label columns of the archive, by name.
         fields: to read of each; None for all.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
@@ -130,14 +119,15 @@ class Group:
         start: Ints,
         rows: Ints,
         sizes: Callable[[Ints], Ints],
-        archive: RecordArchive,
-        fields: Projection | None = None,
-        is_regular: bool = True,
+        checks: Checks,
+        labels: Labelled,
+        fields: Projection | None,
+        is_regular: bool,
     ) -> None:
         self.decoder, self.lattice, self.view = decoder, lattice, lattice.view
         self.start, self.rows, self._sizes = start, rows, sizes
-        self.archive, self.fields, self.check_same = archive, fields, archive.check_same
-        self.is_regular = is_regular
+        self._checks, self.check_same = checks, checks.extents.check_same
+        self.labels, self.fields, self.is_regular = labels, fields, is_regular
         self.window_rows = start >> _LATTICE_BITS
 
     def __len__(self) -> int:
@@ -215,7 +205,7 @@ class Group:
         Raises: as `Session.read`, for the first one that does not decode.
         """
         decoder, samples = self.decoder, list[Any]()
-        decode = decode_of(decoder, self.fields, self.archive)
+        decode = decode_of(decoder, self.fields, self.labels)
         try:
             for record in self.views:
                 if len(record) != decoder.nbytes:
@@ -229,20 +219,18 @@ class Group:
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        return self.archive.checks.placed(error, int(self.rows[row]))
+        return self._checks.placed(error, int(self.rows[row]))
 
 
-def decode_of(
-    decoder: Decoder, fields: Projection | None, archive: RecordArchive
-) -> Callable[[memoryview], Any]:
-    """Return the function that decodes a record to a sample, or its fields."""
+def decode_of(decoder: Decoder, fields: Projection | None, labels: Labelled) -> Callable[[memoryview], Any]:
+    """Return the function that decodes a record to a sample, or its fields. labels: as of `Group`."""
     if fields is None:
         return decoder.decode
     plan = planned(fields, decoder)
     if plan is not None:
         return plan.decode
-    labels = dict(archive.label_columns)
-    return lambda record: fields.of_sample(decoder.decode(record), labels)
+    names = labels()
+    return lambda record: fields.of_sample(decoder.decode(record), names)
 
 
 def loaded(

@@ -21,6 +21,7 @@ from edcache.format import (
     salt,
     unbound_crc32,
 )
+from edcache.reader.extents import Extents
 
 Row = tuple[int, int, int, int, int]
 """offset, nbytes, sum, schema and flags of a record."""
@@ -33,6 +34,7 @@ Fetch = Callable[[Sequence[tuple[int, int]], "Sequence[Sound] | None"], Sequence
 _RUN_BITS: Final = 8
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _SMALL_NBYTES: Final = 1 << 18
+_NOWHERE: Final = Place(0, 0, 0)
 # Runs, and samples of each, that are probed to see if records are in order.
 _PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 
@@ -41,7 +43,8 @@ class RecordIndex:
     """Rows of the samples [0, length).
 
     Args:
-        rows: `format.ROW` [length] as in the file, or None if `fetch` reads them. place: then, their place in the file.
+        rows: `format.ROW` [length] as in the file, or None if `fetch` reads them.
+        place: of the rows in the file of a sealed archive.
         salt: of their sums.
         schemas, failures: of the archive. present: number of samples with a record.
         uniform: schema of all records, and their least and most bytes, as the root says; each record is checked for it.
@@ -61,7 +64,7 @@ class RecordIndex:
         uniform: tuple[int, int, int] | None = None,
         *,
         salt: int = 0,
-        place: Place | None = None,
+        place: Place = _NOWHERE,
         fetch: Fetch | None = None,
     ) -> None:
         self.length, self.present, self.schemas, self.failures = length, present, schemas, failures
@@ -77,12 +80,12 @@ class RecordIndex:
             self._hold(rows)
 
     @classmethod
-    def of(cls, root: Root, fetch: Fetch, *, is_mapped: bool) -> RecordIndex:
+    def of(cls, root: Root, extents: Extents) -> RecordIndex:
         """Make the index of a sealed archive: mapped, or fetched when it is needed."""
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         own = salt(root.head.uuid, root.index.offset)
-        index = cls(None, *said, salt=own, place=root.index, fetch=fetch)
-        if is_mapped:
+        index = cls(None, *said, salt=own, place=root.index, fetch=extents.read_many)
+        if extents.view is not None:
             index._hold(index.all_rows())
         return index
 
@@ -122,7 +125,6 @@ class RecordIndex:
         """Copy the rows of samples in [0, length): `format.ROW` [n]."""
         if self._words is None:
             runs = sorted(set((indices >> _RUN_BITS).tolist()))
-            assert self.place is not None
             if self.place.nbytes > _SMALL_NBYTES and len(runs) < -(-self.length >> _RUN_BITS):
                 return self._fetch_rows(indices, runs)
             self._hold(self.all_rows())
@@ -141,7 +143,6 @@ class RecordIndex:
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the place of a row in the file of a sealed archive: offset and bytes."""
-        assert self.place is not None
         return self.place.offset + ROW.itemsize * index, ROW.itemsize
 
     def keep(self, index: int, row: Row) -> None:
@@ -154,7 +155,6 @@ class RecordIndex:
 
     def _fetch_rows(self, indices: Ints, runs: list[int]) -> Rows:
         """Copy the rows of samples from these runs; missing ones are fetched together."""
-        assert self.place is not None
         assert self._fetch is not None
         before, (start, nbytes, _), step = self._kept, self.place, ROW.itemsize << _RUN_BITS
         new = [run for run in runs if run not in before]
@@ -191,11 +191,6 @@ class RecordIndex:
 
     def sizes(self, indices: Ints) -> Ints:
         """Return the stored bytes of each record: int64 [n]."""
-        if self.only_schema is not None and self.least_nbytes == self.most_nbytes:
-            return np.full(len(indices), self.most_nbytes)
-        if self._words is not None:
-            found: Ints = self._words[indices, 1]
-            return found
         return self.rows(indices)["nbytes"].astype(np.int64)
 
     def are_present(self, indices: Ints) -> npt.NDArray[np.bool_]:
@@ -209,7 +204,6 @@ class RecordIndex:
         """Return the rows of all samples; a view, if they are in memory."""
         if self.memory is not None:
             return self.memory
-        assert self.place is not None
         assert self._fetch is not None
         is_sound = fits_crc32(self.place.nbytes, self.place.crc32)
         return np.frombuffer(self._fetch([self.place[:2]], [is_sound])[0], ROW)

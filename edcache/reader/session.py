@@ -36,7 +36,7 @@ What must never happen:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,12 @@ from edcache.format import (
 )
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
+from edcache.reader.extents import Extents
 from edcache.reader.group import Group, Lattice, decode_of, loaded
 from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.reader.stored import Extents, Piece, Stored
+from edcache.reader.stored import Piece, Stored
 from edcache.storage import ByteSource, File
 
 # Labels do not wait for the import of decoders.
@@ -132,13 +133,16 @@ class Session:
         self._view, self.check_same = self.extents.view, self.extents.check_same
         if self._root is not None:
             # Without the session: a cycle would keep the mapping until the next garbage collection.
-            is_mapped = self._view is not None
-            self.index = RecordIndex.of(self._root, self.extents.read_many, is_mapped=is_mapped)
+            self.index = RecordIndex.of(self._root, self.extents)
         else:
-            self.index = _index_of(self._contents)
+            contents = self._contents
+            rows = contents.rows(0, contents.length)
+            failures = contents.failures(rows)
+            rows = format.bound(np.arange(len(rows)), rows, 0)
+            self.index = RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
         self.length = self.index.length
-        self.checks = Checks(file, self._view, self.nbytes, self.index, verify)
-        self._stored = Stored(self.extents, self.checks)
+        self.checks = Checks(self.extents, self.index, verify)
+        self._stored = Stored(self.checks)
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -161,8 +165,9 @@ class Session:
             if chain.extend(file.pread, self.size):
                 continue
             if not self.skips_damage:
+                remedy = f'"edcache copy {self.path} -o NEW --skip-damaged" keeps what is sound'
                 raise CorruptArchiveError(
-                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
+                    f"{self.path}: {damage}: it is damaged there; {remedy}", path=self.path
                 )
             found = format.salvaged(chain, file.pread, file.next_data, self.size)
             self.damage = f"{damage}: it is damaged there; {_state(chain, found)}"
@@ -259,10 +264,8 @@ class Session:
         place = self._root.keys
         if place is None:
             return None
-        if self._view is not None:
-            data = self._view[place.offset : place.offset + place.nbytes]
-        else:
-            (data,) = self.extents.read_many([place[:2]], [place.fits])
+        # A mapped one is checked block by block.
+        (data,) = self.extents.read_many([place[:2]], None if self._view is not None else [place.fits])
         return KeyTable(data, place.crc32, place.items, self.length, self.path)
 
     @property
@@ -340,7 +343,7 @@ class Session:
             try:
                 if fields is None:
                     return decoder.decode(record, copy=copy)
-                return decode_of(decoder, fields, self)(record)
+                return decode_of(decoder, fields, self._labelled)(record)
             except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
                 raise self.checks.placed(error, index) from error
         finally:
@@ -421,16 +424,13 @@ class Session:
                     indices = checked_indices(indices, self.length)
                 return self._mapped_group(decoder, indices, fields)
             indices = checked_indices(indices, self.length)
-            index, stored = self.index, None
+            stored = None
             if self._view is None:
                 rows, stored = self._stored.records(indices, partial(self._wanted_in, fields))
             else:
-                rows = index.rows(indices)
-            if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
-                return self._one_by_one(indices, fields)
-            if not index.is_dense:
-                for row in np.flatnonzero(rows["flags"] & PRESENT == 0).tolist():
-                    self.checks.check_place(int(indices[row]), rows[row].item())
+                rows = self.index.rows(indices)
+            for index in indices[rows["flags"] | COMPRESSED != PRESENT | COMPRESSED].tolist():
+                self.fetch(index)  # raises: it has no record, or one as only a later release knows
             parts: list[tuple[Ints, Records]] = []
             for number in np.unique(rows["schema"]).tolist():
                 places = np.flatnonzero(rows["schema"] == number)
@@ -465,12 +465,10 @@ class Session:
                 lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
-            return self._one_by_one(indices, fields)
+            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
         is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-        return Group(decoder, Lattice(view), start, indices, lambda _: lengths, self, fields, is_regular)
-
-    def _one_by_one(self, indices: Ints, fields: Projection | None) -> Made:
-        return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
+        how = self.checks, self._labelled, fields, is_regular
+        return Group(decoder, Lattice(view), start, indices, lambda _: lengths, *how)
 
     def _mapped_group(
         self, decoder: Decoder, indices: Ints, fields: Projection | None, is_regular: bool = True
@@ -478,7 +476,11 @@ class Session:
         wanted = _wanted(fields, decoder)
         start = self._stored.locate(indices, wanted)
         self.checks.records(indices, wanted)
-        return Group(decoder, self._lattice, start, indices, self.index.sizes, self, fields, is_regular)
+        how = self.checks, self._labelled, fields, is_regular
+        return Group(decoder, self._lattice, start, indices, self.index.sizes, *how)
+
+    def _labelled(self) -> Container[str]:
+        return dict(self.label_columns)
 
     # --- growth, and copies ---
 
@@ -528,14 +530,6 @@ def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
         raise
     except base.ArchiveError:
         return False
-
-
-def _index_of(contents: Contents) -> RecordIndex:
-    """Make the index of an archive that is not sealed."""
-    rows = contents.rows(0, contents.length)
-    failures = contents.failures(rows)
-    rows = format.bound(np.arange(len(rows)), rows, 0)
-    return RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
 
 
 def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
@@ -601,7 +595,3 @@ def _state(before: Chain, found: Chain) -> str:
     seal = "" if last is None else f"the seal at offset {last.offset:,} and "
     count = len(found.behind) + len(found.parts)
     return f"read are {seal}{count:,} chunks, with {new:,} chunks found behind the damage"
-
-
-def _lost(path: str) -> str:
-    return f'"edcache copy {path} -o NEW --skip-damaged" keeps what is sound'

@@ -91,7 +91,7 @@ class Joint(Group):
     def __init__(self, parts: Sequence[tuple[Ints, Group]]) -> None:
         self.parts = parts
         first = parts[0][1]
-        self.decoder, self.fields, self.archive = first.decoder, first.fields, first.archive
+        self.decoder, self.fields, self.labels = first.decoder, first.fields, first.labels
         self._length = sum(len(places) for places, _ in parts)
 
     def __len__(self) -> int:
