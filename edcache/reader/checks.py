@@ -73,7 +73,7 @@ class Checks:
 
     # --- one record ---
 
-    def record(self, index: int, row: Row, wanted: ByteRange = None) -> None:
+    def record(self, index: int, row: Row, wanted: ByteRange) -> None:
         """Check a record of the mapped file, or at least its bytes `wanted`.
 
         Raises:
@@ -217,28 +217,22 @@ class Checks:
             self.record(index, self.index.row(index), wanted)
 
     def _with_neighbours(self, indices: Ints) -> Ints:
-        """Add the unchecked records of the runs of some samples, if memory has them, and of the next runs."""
+        """Add the unchecked records of the runs of some samples and of the next runs, if memory has them."""
         # Not np.unique, whose first call imports 9 ms of numpy.
         runs = np.sort(indices // self._run)
         runs = runs[np.flatnonzero(np.diff(runs, prepend=-1))]
         ahead = runs[-1] + np.arange(1, 1 + max(0, _AHEAD * len(indices) // self._run - len(runs)))
         ahead = ahead[ahead * self._run < self.index.length]
-        starts = next(filter(self._have, (np.append(runs, ahead) * self._run, runs * self._run)), None)
-        if starts is None:
+        starts = np.append(runs, ahead) * self._run
+        if not self.extents.are_cached(self.index.offsets(starts)):
             return indices
         samples = (starts[:, None] + np.arange(self._run)).reshape(-1)
         samples = samples[samples < self.index.length]
         return samples[self._find_unchecked(samples)]
 
-    def _have(self, starts: Ints) -> bool:
-        """True if memory has the records of runs."""
-        return self.extents.are_cached(self.index.offsets(starts))
-
     def _find_sound(self, indices: Ints) -> npt.NDArray[np.bool_] | None:
         """Mark the records that fit their sums; None if they must be checked one by one."""
         assert self._view is not None
-        if self.index.least_nbytes > BLOCK_NBYTES:
-            return None
         rows = self.index.unbound_rows(indices)
         return format.are_sound(rows, self._view) if self._are_plain(rows) else None
 

@@ -42,8 +42,6 @@ from edcache.reader.stored import Piece
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Node
 
-Labelled = Callable[[], Container[str]]
-
 # Rows of these bytes or more are copied one by one, once; numpy copies shorter ones faster together, twice.
 _LARGE_ROW = 1 << 15
 _LATTICE_BITS = LATTICE.bit_length() - 1
@@ -87,13 +85,11 @@ class Lattice:
         """
         window = self._windows.get((offset, nbytes))
         if window is None:
-            window = self._windows[offset, nbytes] = self._make_window(offset, nbytes)
+            memory = self._memory[offset:]
+            rows = (len(memory) - nbytes) // LATTICE + 1
+            window = as_numbers(np.ndarray((rows, nbytes), np.uint8, memory, 0, (LATTICE, 1)), offset)
+            self._windows[offset, nbytes] = window
         return window
-
-    def _make_window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
-        memory = self._memory[offset:]
-        rows = (len(memory) - nbytes) // LATTICE + 1
-        return as_numbers(np.ndarray((rows, nbytes), np.uint8, memory, 0, (LATTICE, 1)), offset)
 
 
 class Group:
@@ -103,7 +99,7 @@ class Group:
         lattice: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
         rows: int64 [n], numbers of the records, by which `sizes` and `checks` know them.
         sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
-        labels: returns the label columns of the archive, by name.
+        labels: names of the label columns of the archive.
         fields: to read of each; None for all.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
@@ -120,7 +116,7 @@ class Group:
         rows: Ints,
         sizes: Callable[[Ints], Ints],
         checks: Checks,
-        labels: Labelled,
+        labels: Container[str],
         fields: Projection | None,
         is_regular: bool,
     ) -> None:
@@ -222,15 +218,16 @@ class Group:
         return self._checks.placed(error, int(self.rows[row]))
 
 
-def decode_of(decoder: Decoder, fields: Projection | None, labels: Labelled) -> Callable[[memoryview], Any]:
+def decode_of(
+    decoder: Decoder, fields: Projection | None, labels: Container[str]
+) -> Callable[[memoryview], Any]:
     """Return the function that decodes a record to a sample, or its fields. labels: as of `Group`."""
     if fields is None:
         return decoder.decode
     plan = planned(fields, decoder)
     if plan is not None:
         return plan.decode
-    names = labels()
-    return lambda record: fields.of_sample(decoder.decode(record), names)
+    return lambda record: fields.of_sample(decoder.decode(record), labels)
 
 
 def loaded(

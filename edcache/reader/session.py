@@ -36,7 +36,7 @@ What must never happen:
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -235,13 +235,13 @@ class Session:
 
     # --- labels ---
 
-    @property
-    def label_columns(self) -> Sequence[tuple[str, bool]]:
+    @once
+    def label_columns(self) -> Mapping[str, bool]:
         """Names of the label columns, each with True if it was added after the samples."""
         if self._root is not None:
-            return [(name, column.is_added) for name, column in self._root.labels.items()]
+            return {name: column.is_added for name, column in self._root.labels.items()}
         columns = self._contents.columns
-        return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
+        return {name: name in columns and columns[name].is_added for name in self._contents.schema.names}
 
     @once
     def labels(self) -> Labels:
@@ -274,12 +274,11 @@ class Session:
 
         Columns that were changed or dropped later are left out.
         """
-        original = {name for name, is_revised in self.label_columns if not is_revised}
         # The head keeps a tuple as a list.
         return {
             name: tuple(path) if isinstance(path, list) else path
             for name, path in self.head.labels
-            if name in original
+            if self.label_columns.get(name) is False
         }
 
     def memory(self) -> dict[str, int]:
@@ -316,8 +315,16 @@ class Session:
         decoder = self._decoders.get(number)
         if decoder is not None:
             return decoder
+        schemas = self.index.schemas
         try:
-            text = _schema_text(self, number)
+            if number >= len(schemas):
+                raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
+            text = schemas[number]
+            if (text == codec.PICKLE_SCHEMA) != (self.head.codec == "pickle"):
+                raise base.CorruptRecordError(
+                    f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
+                    f'run "edcache verify {self.path}"'
+                )
             return self._decoders.keep(number, codec.decoder_of(text, *self._decode))
         except (base.CorruptRecordError, base.LaterReleaseError) as error:
             raise self.checks.placed(error, index) from error
@@ -343,7 +350,7 @@ class Session:
             try:
                 if fields is None:
                     return decoder.decode(record, copy=copy)
-                return decode_of(decoder, fields, self._labelled)(record)
+                return decode_of(decoder, fields, self.label_columns)(record)
             except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
                 raise self.checks.placed(error, index) from error
         finally:
@@ -402,7 +409,8 @@ class Session:
             decoder = self.decoder(index.only_schema, 0)
         except (base.CorruptRecordError, base.LaterReleaseError):
             return None  # reading a record names it
-        return decoder if _is_regular(decoder, index.least_nbytes, index.most_nbytes) else None
+        lengths = np.array([index.least_nbytes, index.most_nbytes])
+        return decoder if _is_regular(decoder, lengths) else None
 
     def group(self, indices: Ints, fields: Projection | None = None) -> Records:
         """Return records of samples, to be read one by one or field by field, and checked as by `read`.
@@ -424,50 +432,40 @@ class Session:
                     indices = checked_indices(indices, self.length)
                 return self._mapped_group(decoder, indices, fields)
             indices = checked_indices(indices, self.length)
-            stored = None
-            if self._view is None:
+            rows, stored = self.index.rows(indices), None
+            if self._view is None or format.joint_flags(rows) & COMPRESSED:
                 rows, stored = self._stored.records(indices, partial(self._wanted_in, fields))
-            else:
-                rows = self.index.rows(indices)
             for index in indices[rows["flags"] | COMPRESSED != PRESENT | COMPRESSED].tolist():
                 self.fetch(index)  # raises: it has no record, or one as only a later release knows
             parts: list[tuple[Ints, Records]] = []
-            for number in np.unique(rows["schema"]).tolist():
+            for number in sorted(set(rows["schema"].tolist())):
                 places = np.flatnonzero(rows["schema"] == number)
-                decoder = self.decoder(number, int(indices[places[0]]))
-                own = stored and [stored[place] for place in places.tolist()]
-                group = self._group_of_schema(decoder, indices[places], rows[places], fields, own)
+                own, decoder = indices[places], self.decoder(number, int(indices[places[0]]))
+                if stored is None:
+                    is_regular = _is_regular(decoder, rows["nbytes"][places])
+                    group: Records = self._mapped_group(decoder, own, fields, is_regular)
+                else:
+                    pieces = [stored[place] for place in places.tolist()]
+                    group = self._loaded_group(decoder, own, fields, rows[places], pieces)
                 parts.append((places, group))
             return parts[0][1] if len(parts) == 1 else Several(parts)
         except Exception:  # else the Group compares the head, behind its use
             self.check_same()
             raise
 
-    def _group_of_schema(
-        self,
-        decoder: Decoder,
-        indices: Ints,
-        rows: Rows,
-        fields: Projection | None,
-        stored: list[Piece] | None,
+    def _loaded_group(
+        self, decoder: Decoder, indices: Ints, fields: Projection | None, rows: Rows, stored: list[Piece]
     ) -> Records:
-        """Make the records of one schema. stored: the bytes of those that are not mapped."""
+        """Put records that are compressed, or were not mapped, into memory."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
-        if stored is None:
-            if not are_compressed.any():
-                is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-                return self._mapped_group(decoder, indices, fields, is_regular)
-            self._stored.locate(indices, None)
-            stored = self._stored.records(indices, lambda _: None)[1]
         try:
             for row in np.flatnonzero(are_compressed).tolist():
                 lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
             return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-        is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-        how = self.checks, self._labelled, fields, is_regular
+        how = self.checks, self.label_columns, fields, _is_regular(decoder, lengths)
         return Group(decoder, Lattice(view), start, indices, lambda _: lengths, *how)
 
     def _mapped_group(
@@ -476,11 +474,8 @@ class Session:
         wanted = _wanted(fields, decoder)
         start = self._stored.locate(indices, wanted)
         self.checks.records(indices, wanted)
-        how = self.checks, self._labelled, fields, is_regular
+        how = self.checks, self.label_columns, fields, is_regular
         return Group(decoder, self._lattice, start, indices, self.index.sizes, *how)
-
-    def _labelled(self) -> Container[str]:
-        return dict(self.label_columns)
 
     # --- growth, and copies ---
 
@@ -516,8 +511,9 @@ def _wanted(fields: Projection | None, decoder: Decoder) -> ByteRange:
     return None if plan is None else plan.wanted
 
 
-def _is_regular(decoder: Decoder, least: int, most: int) -> bool:
-    """True if a gather stays within records of `least` to `most` bytes; else they are read one by one."""
+def _is_regular(decoder: Decoder, lengths: Ints) -> bool:
+    """True if a gather stays within records of these bytes; else they are read one by one."""
+    least, most = int(lengths.min()), int(lengths.max())
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits
 
@@ -552,7 +548,7 @@ def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
 def _sound_labels(session: Session, stored: Contents | StoredLabels) -> pa.Table:
     """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
     columns: dict[str, Any] = {}
-    for name, is_added in session.label_columns:
+    for name, is_added in session.label_columns.items():
         try:
             columns[name] = stored.column(name)
         except CorruptArchiveError as error:
@@ -573,20 +569,6 @@ def _column_of_records(session: Session, field: pa.Field) -> Any:
     except CorruptArchiveError:  # the head of a sealed archive
         return None
     return format.column_of_records(field, tables, session.index.all_rows())
-
-
-def _schema_text(session: Session, number: int) -> str:
-    """Return the text of a schema. Raises: CorruptRecordError without a place."""
-    schemas = session.index.schemas
-    if number >= len(schemas):
-        raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
-    text = schemas[number]
-    if (text == codec.PICKLE_SCHEMA) != (session.head.codec == "pickle"):
-        raise base.CorruptRecordError(
-            f"its schema {text[:40]} is not of the codec {session.head.codec!r} that the head names; "
-            f'run "edcache verify {session.path}"'
-        )
-    return text
 
 
 def _state(before: Chain, found: Chain) -> str:

@@ -101,6 +101,7 @@ class Stored:
         if self._view is None:
             rows, pieces = self._request(indices.tolist(), wanted)
             return np.array(rows, format.ROW), pieces
+        self.locate(indices, None)
         found = self._index.rows(indices)
         pairs = zip(indices.tolist(), found.tolist(), strict=True)
         return found, [Piece(0, self._mapped(index, row, wanted)) for index, row in pairs]
