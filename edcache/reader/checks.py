@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError, MissingSampleError
-from edcache.format import BLOCK_NBYTES, Rows
+from edcache.format import BLOCK_NBYTES
 from edcache.reader.extents import Extents
 from edcache.reader.index import RecordIndex, Row
 
@@ -192,13 +192,6 @@ class Checks:
 
     # --- many ---
 
-    def check_inside(self, indices: Ints, start: Ints) -> None:
-        """Raise CorruptRecordError if a record would begin or end out of the file."""
-        ends = start + self.index.sizes(indices)
-        if np.maximum.reduce(start.view(np.uint64)) > self._size or ends.max() > self._size:
-            for index in indices.tolist():
-                self.check_place(index, self.index.row(index))
-
     def records(self, indices: Ints, wanted: ByteRange) -> None:
         """Check records of the mapped file, or at least their bytes `wanted`; raises as `record`."""
         if self.is_done:
@@ -231,10 +224,19 @@ class Checks:
         return samples[self._find_unchecked(samples)]
 
     def _find_sound(self, indices: Ints) -> npt.NDArray[np.bool_] | None:
-        """Mark the records that fit their sums; None if they must be checked one by one."""
+        """Mark the records that fit their sums; None if one may be large or `misplaced`, for a check one by one."""
         assert self._view is not None
-        rows = self.index.unbound_rows(indices)
-        return format.are_sound(rows, self._view) if self._are_plain(rows) else None
+        index, rows = self.index, self.index.unbound_rows(indices)
+        offset, nbytes, flags = rows["offset"], rows["nbytes"], rows["flags"]
+        # A large offset first, so that no sum wraps.
+        if nbytes.max() > BLOCK_NBYTES or offset.max() > self._size or (offset + nbytes).max() > self._size:
+            return None
+        if index.only_schema is None:
+            are_alike = (flags == format.PRESENT) | (flags == _COMPRESSED)
+        else:
+            are_sized = (nbytes >= index.least_nbytes) & (nbytes <= index.most_nbytes)
+            are_alike = (rows["schema"] == index.only_schema) & (flags == format.PRESENT) & are_sized
+        return format.are_sound(rows, self._view) if are_alike.all() else None
 
     def _mark(self, indices: Ints) -> None:
         """Note different samples as checked."""
@@ -249,18 +251,6 @@ class Checks:
         bits = np.frombuffer(self.bits, np.uint8)
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
-
-    def _are_plain(self, rows: Rows) -> bool:
-        """True if all are rows of small records, and none is `misplaced`."""
-        index, offset, nbytes = self.index, rows["offset"], rows["nbytes"]
-        # A large offset first, so that no sum wraps.
-        if nbytes.max() > BLOCK_NBYTES or offset.max() > self._size or (offset + nbytes).max() > self._size:
-            return False
-        if index.only_schema is None:
-            return bool(np.all((rows["flags"] == format.PRESENT) | (rows["flags"] == _COMPRESSED)))
-        is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
-        are_alike = (rows["schema"] == index.only_schema) & (rows["flags"] == format.PRESENT)
-        return is_sized and bool(np.all(are_alike))
 
 
 def _run_length(index: RecordIndex) -> int:

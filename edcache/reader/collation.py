@@ -42,7 +42,6 @@ _NUMPY_TO_TORCH: Final = {
 _OF_NUMPY: Final = frozenset(_NUMPY_TO_TORCH.values())
 # A dtype that numpy has, by the bytes of an item.
 _NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BULK_DTYPES: Final = frozenset({*_OF_NUMPY, torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 _VARYING: Final = (
     "a field varies in shape: pad it by DataLoader(ds, ..., collate_fn=edcache.collate(pad={name: 0})), or take "
@@ -248,13 +247,8 @@ def _make_collation(decoder: Decoder, fields: Projection | None, special: Specia
         collates = [collation_of(decoder, node, column) for node in plan.nodes]
     except NotInBulk:
         return None
-
-    def collate(group: Group, memory: Memory) -> Any:
-        values = [collate(group, memory) for collate in collates]
-        # default_collate turns a tuple into a list.
-        return values if fields.as_tuple else fields.assembled(values)
-
-    return collate
+    # default_collate turns a tuple into a list.
+    return _together(collates, list if fields.as_tuple else fields.assembled)
 
 
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
@@ -277,19 +271,13 @@ def collation_of(decoder: Decoder, node: Node, column: type, special: Special | 
 
 def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate:
     """Collate all children."""
-    is_mapping = node.kind in ("dict", "OrderedDict")
-    column = list if is_mapping else tuple
+    column = list if node.kind in ("dict", "OrderedDict") else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
+    return _together(children, list if node.kind == "tuple" else assembler(node))
 
-    def collate(group: Group, memory: Memory) -> list[Any]:
-        return [child(group, memory) for child in children]
 
-    if node.kind in ("tuple", "list"):  # default_collate turns a tuple into a list
-        return collate
-    if node.kind == "dict" and all(type(key) is str for key in node.keys):
-        return lambda group, memory: dict(zip(node.keys, collate(group, memory), strict=True))
-    assemble = assembler(node)
-    return lambda group, memory: assemble(collate(group, memory))
+def _together(collates: Sequence[Collate], assemble: Callable[[list[Any]], Any]) -> Collate:
+    return lambda group, memory: assemble([collate(group, memory) for collate in collates])
 
 
 def _leaf(field: Node, column: type) -> Collate:
@@ -325,7 +313,7 @@ def bulk_dtype(field: Node) -> torch.dtype | None:
     """Return the dtype of the stacked field in a batch; None if default_collate does not stack it."""
     if field.kind == "tensor":
         dtype = torch_dtype(field.dtype)
-        return dtype if dtype in _BULK_DTYPES else None
+        return dtype if dtype in _OF_NUMPY or dtype == torch.bfloat16 else None
     if field.kind in ("array", "scalar"):
         return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]
     return _SCALARS.get(field.kind)

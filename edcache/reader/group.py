@@ -26,6 +26,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -183,12 +184,9 @@ class Group:
         revive = self.decoder.reviver(path)
         pieces = None if revive is None else self.pieces(path)
         if revive is not None and pieces is not None:
-            try:
+            # Decoding one by one, below, raises an error that names the value.
+            with suppress(ValueError, OverflowError):
                 return [revive(piece) for piece in pieces.data]
-            except (ValueError, OverflowError) as error:
-                if isinstance(error, EdcacheError):
-                    raise
-                # Decoding one by one, below, raises an error that names the value.
         return self.decoded(self.decoder.fields[path])
 
     def decoded(self, node: Node) -> list[Any]:

@@ -49,7 +49,7 @@ class RecordIndex:
         schemas, failures: of the archive. present: number of samples with a record.
         uniform: schema of all records, and their least and most bytes, as the root says; each record is checked for it.
     Attributes:
-        memory: the rows, if they are in memory. place: as given.
+        memory: the rows, if all are in memory: none of these is of a wrong answer. place: as given.
         only_schema, least_nbytes, most_nbytes: of `uniform`; None and 0 without.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
@@ -135,11 +135,6 @@ class RecordIndex:
     def unbound_rows(self, indices: Ints) -> Rows:
         """Copy the rows of samples, with the crc32 of its record in each: `format.ROW` [n]."""
         return bound(indices, self.rows(indices), self._salt)
-
-    @property
-    def is_proven(self) -> bool:
-        """False if rows were fetched without a sum over them: one may be of a wrong answer."""
-        return self.memory is not None
 
     def extent(self, index: int) -> tuple[int, int]:
         """Return the place of a row in the file of a sealed archive: offset and bytes."""

@@ -321,9 +321,7 @@ def _cut(dims: Ints, max_length: int | None) -> Ints:
 
 def _ends(sizes: Ints) -> Ints:
     """Return 0 and the running sums: int64 [n + 1]."""
-    ends: Ints = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
+    return np.concatenate(([0], np.cumsum(sizes)))
 
 
 def _in_records(pieces: Pieces, dtype: torch.dtype) -> _Pieces:

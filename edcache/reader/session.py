@@ -147,10 +147,9 @@ class Session:
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
-        known = None if before is None or before.damage is not None else before._chain
-        if before is not None and known is not None and before.file.identity() == file.identity():
+        if before and before._chain and not before.damage and before.file.identity() == file.identity():
             # A growing archive is opened again and again: old entries are read once.
-            chain, self.tables = known.copy(), before.tables
+            chain, self.tables = before._chain.copy(), before.tables
             self.damaged = before.damaged.copy()
         else:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
@@ -177,12 +176,11 @@ class Session:
     @property
     def chain(self) -> Chain:
         """Entries of the archive. Cost: the first use reads the header of each, if it is sealed."""
-        chain = self._chain
-        if chain is None:
+        if self._chain is None:
             chain = Chain(*format.read_head(self.extents.pread, self.path), self.path)
             chain.extend(self.extents.pread, self.size)
             self._chain = chain
-        return chain
+        return self._chain
 
     @property
     def is_durable(self) -> bool:

@@ -59,24 +59,20 @@ class Several:
                 return None
             inner = group.parts if isinstance(group, Joint) else [(slice(None), group)]
             parts += [(places[own], one) for own, one in inner]
-        first = parts[0][1]
-        alike = (one.decoder is first.decoder and one.fields == first.fields for _, one in parts)
-        return Joint(parts) if all(alike) and all(one.is_regular for _, one in parts) else None
+        kinds = {(one.decoder, one.fields) for _, one in parts}
+        return Joint(parts) if len(kinds) == 1 and all(one.is_regular for _, one in parts) else None
 
     @once
     def beside(self) -> Beside | None:
         """All records as fields side by side; None unless each part is."""
-        parts = [records.beside for _, records in self.parts]
-        first = parts[0] if parts else None
-        found = [part for part in parts if part is not None]
-        if first is None or len(found) < len(parts):
-            return None
-        if any(part.fields != first.fields or len(part.parts) != len(first.parts) for part in found):
+        found = [part for part in (records.beside for _, records in self.parts) if part is not None]
+        kinds = {(part.fields, len(part.parts)) for part in found}
+        if len(found) < len(self.parts) or len(kinds) != 1:
             return None
         places = [places for places, _ in self.parts]
         sides = zip(*(part.parts for part in found), strict=True)
         severals = [Several(list(zip(places, side, strict=True))) for side in sides]
-        return Beside(severals, first.join, first.fields)
+        return Beside(severals, found[0].join, found[0].fields)
 
 
 class Joint(Group):

@@ -48,11 +48,14 @@ class Stored:
 
         Args:
             wanted: the bytes of each to be read.
-        Raises: CorruptRecordError, an unchecked record ends out of the file. Its sum is compared later.
+        Raises: CorruptRecordError, an unchecked record begins or ends out of the file. Its sum is compared later.
         """
         start = self._index.offsets(indices)
         if self._checks.is_trusting or not self._checks.is_done:
-            self._checks.check_inside(indices, start)
+            last = max(int(start.view(np.uint64).max()), int((start + self._index.sizes(indices)).max()))
+            if last > self._extents.nbytes:
+                for index in indices.tolist():
+                    self._checks.check_place(index, self._index.row(index))
         if self._extents.are_cold(start):
             low, high = (0, self._index.sizes(indices)) if wanted is None else wanted
             self._extents.announce(start + low, start + high)
@@ -169,11 +172,11 @@ class Stored:
         """
         offset, nbytes = row[:2]
         behind, crc = format.behind_nbytes(nbytes), self._index.crc32_of(index, row)
-        blocks = _blocks(row, wanted)
-        if blocks is None:
+        start, end = (wanted(row) if behind else None) or (0, nbytes)
+        low, high = start // BLOCK_NBYTES * BLOCK_NBYTES, min(format.align(end, BLOCK_NBYTES), nbytes)
+        if not 0 <= low < high or high - low == nbytes:
             whole = offset, nbytes + behind
             return 0, [whole], [lambda record: format.fits(crc, nbytes, memoryview(record))]
-        low, high = blocks
 
         def blocks_fit(some: bytes | memoryview) -> bool:
             first = low // BLOCK_NBYTES
@@ -187,24 +190,13 @@ class Stored:
     # --- rows that a server sent ---
 
     def _ask_rows(self, indices: Sequence[int]) -> list[Row]:
-        if self._index.is_proven:
+        if self._index.memory is not None:  # one sum is over all of them
             return [self._index.row(index) for index in indices]
         answers = self._file.ask_again([self._index.extent(index) for index in indices])
         return [np.frombuffer(answer, format.ROW)[0].item() for answer in answers]
 
     def _mend_row(self, index: int, row: Row) -> None:
         """Keep a row by which a record is sound."""
-        if not self._index.is_proven:
+        if self._index.memory is None:
             self._index.keep(index, row)
             self._file.mend(self._index.extent(index)[0], memoryview(np.array(row, format.ROW).tobytes()))
-
-
-def _blocks(row: Row, wanted: Wanted) -> tuple[int, int] | None:
-    """Round the wanted bytes of a record to blocks (start, end); None if the whole record is read."""
-    nbytes = row[1]
-    asked = None if nbytes <= BLOCK_NBYTES else wanted(row)
-    if asked is None:
-        return None
-    low = asked[0] // BLOCK_NBYTES * BLOCK_NBYTES
-    high = min(format.align(asked[1], BLOCK_NBYTES), nbytes)
-    return (low, high) if 0 <= low < high and high - low < nbytes else None
