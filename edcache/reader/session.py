@@ -418,7 +418,7 @@ class Session:
             fields: to be read of each; None for all.
         Returns:
             A `Group`, if all records are of one schema.
-        Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
+        Raises: as `read`, but for what does not decode.
         """
         try:
             if not len(indices):

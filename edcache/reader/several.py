@@ -116,7 +116,8 @@ class Joint(Group):
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        ((own, part),) = ((own, part) for places, part in self.parts for own in np.flatnonzero(places == row))
+        found = ((own, part) for places, part in self.parts for own in np.flatnonzero(places == row))
+        own, part = next(found)
         return part.placed(error, int(own))
 
 

@@ -172,7 +172,8 @@ class Stored:
         """
         offset, nbytes = row[:2]
         behind, crc = format.behind_nbytes(nbytes), self._index.crc32_of(index, row)
-        start, end = (wanted(row) if behind else None) or (0, nbytes)
+        asked = wanted(row) if behind else None
+        start, end = (0, nbytes) if asked is None else asked
         low, high = start // BLOCK_NBYTES * BLOCK_NBYTES, min(format.align(end, BLOCK_NBYTES), nbytes)
         if not 0 <= low < high or high - low == nbytes:
             whole = offset, nbytes + behind
@@ -184,8 +185,6 @@ class Stored:
 
         extents = [(offset + low, high - low), (offset + nbytes, behind)]
         return low, extents, [blocks_fit, format.fits_crc32(behind, crc)]
-
-    # --- rows that a server sent ---
 
     # --- rows that a server sent ---
 
