@@ -182,10 +182,10 @@ class Checks:
         # No lock: a fork could freeze it. If two threads lose a bit, a record is checked again.
         if not self._always:
             self.bits[index >> 3] |= 1 << (index & 7)
-            self._left -= 1
-            self._recount()
+            self._count(1)
 
-    def _recount(self) -> None:
+    def _count(self, checked: int) -> None:
+        self._left -= checked
         if self._left <= 0:
             self._left = self.index.present - int.from_bytes(self.bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
@@ -242,8 +242,7 @@ class Checks:
         """Note different samples as checked."""
         bits = np.frombuffer(self.bits, np.uint8)
         np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
-        self._left -= len(indices)
-        self._recount()
+        self._count(len(indices))
 
     def _find_unchecked(self, indices: Ints) -> npt.NDArray[np.bool_]:
         if self._always:

@@ -121,8 +121,8 @@ class Group:
         fields: Projection | None,
         is_regular: bool,
     ) -> None:
-        self.decoder, self.lattice, self.view = decoder, lattice, lattice.view
-        self.start, self.rows, self._sizes = start, rows, sizes
+        self.decoder, self.lattice, self.start = decoder, lattice, start
+        self.rows, self._sizes = rows, sizes
         self._checks, self.check_same = checks, checks.extents.check_same
         self.labels, self.fields, self.is_regular = labels, fields, is_regular
         self.window_rows = start >> _LATTICE_BITS
@@ -154,7 +154,7 @@ class Group:
     @once
     def views(self) -> list[memoryview]:
         """Bytes of each record."""
-        view, ends = self.view, (self.start + self._sizes(self.rows)).tolist()
+        view, ends = self.lattice.view, (self.start + self._sizes(self.rows)).tolist()
         return [view[start:end] for start, end in zip(self.start.tolist(), ends, strict=True)]
 
     def pieces(self, path: tuple[Any, ...]) -> Pieces | None:
