@@ -200,7 +200,8 @@ class Checks:
         if not len(indices):
             return
         together = self._with_neighbours(indices) if self._run else indices
-        sound = self._find_sound(together)
+        # Another thread may have checked all of them meanwhile.
+        sound = self._find_sound(together) if len(together) else None
         if sound is not None and self._always:
             indices = indices[~sound]
         elif sound is not None:
