@@ -18,8 +18,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError, MissingSampleError
 from edcache.format import BLOCK_NBYTES
-from edcache.reader.extents import Extents
-from edcache.reader.index import RecordIndex, Row
+from edcache.reader.index import Extents, RecordIndex, Row
 
 ByteRange = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""

@@ -273,6 +273,9 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     """Collate all children."""
     column = list if node.kind in ("dict", "OrderedDict") else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
+    if node.kind == "dict" and all(type(key) is str for key in node.keys):
+        return _together(children, lambda values: dict(zip(node.keys, values, strict=True)))
+    # default_collate turns a tuple into a list.
     return _together(children, list if node.kind == "tuple" else assembler(node))
 
 

@@ -36,7 +36,6 @@ What must never happen:
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -61,9 +60,8 @@ from edcache.format import (
 )
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.extents import Extents
 from edcache.reader.group import Group, Lattice, decode_of, loaded
-from edcache.reader.index import RecordIndex, Row
+from edcache.reader.index import Extents, RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
 from edcache.reader.stored import Piece, Stored
@@ -88,7 +86,8 @@ class Session:
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
         check_same: called behind the last use of mapped bytes; StaleArchiveError if another archive was written over
             them.
-        index: rows of all samples. length: samples of the dataset. checks: of their records.
+        index: rows of all samples. length: samples of the dataset.
+        label_columns: names of the label columns, each with True if it was added after the samples.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
         damage: of the chain, and the state that is read in spite of it; None without.
     """
@@ -105,7 +104,7 @@ class Session:
         skips_damage: bool = False,
     ) -> None:
         self.file, self.path = file, file.path
-        self._decode = allow_pickle, decoding, as_arrays
+        self._verify, self._decode = verify, (allow_pickle, decoding, as_arrays)
         self.skips_damage = skips_damage
         self.size = file.size()
         self.tables: dict[int, ChunkTable | None] = {}
@@ -131,6 +130,9 @@ class Session:
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
         self._view, self.check_same = self.extents.view, self.extents.check_same
+        columns = self._contents.columns if self._root is None else self._root.labels
+        names = self._contents.schema.names if self._root is None else columns
+        self.label_columns = {name: name in columns and columns[name].is_added for name in names}
         if self._root is not None:
             # Without the session: a cycle would keep the mapping until the next garbage collection.
             self.index = RecordIndex.of(self._root, self.extents)
@@ -141,8 +143,6 @@ class Session:
             rows = format.bound(np.arange(len(rows)), rows, 0)
             self.index = RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
         self.length = self.index.length
-        self.checks = Checks(self.extents, self.index, verify)
-        self._stored = Stored(self.checks)
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
@@ -234,14 +234,6 @@ class Session:
     # --- labels ---
 
     @once
-    def label_columns(self) -> Mapping[str, bool]:
-        """Names of the label columns, each with True if it was added after the samples."""
-        if self._root is not None:
-            return {name: column.is_added for name, column in self._root.labels.items()}
-        columns = self._contents.columns
-        return {name: name in columns and columns[name].is_added for name in self._contents.schema.names}
-
-    @once
     def labels(self) -> Labels:
         """Columns with one value per sample. Each is read at its first use; salvage reads all now."""
         stored: Contents | StoredLabels = (
@@ -303,6 +295,15 @@ class Session:
         return is_empty and not self.has_writer
 
     # --- samples ---
+
+    @once
+    def checks(self) -> Checks:
+        """Checks of records."""
+        return Checks(self.extents, self.index, self._verify)
+
+    @once
+    def _stored(self) -> Stored:
+        return Stored(self.checks)
 
     @once
     def _decoders(self) -> Decoders:
@@ -393,7 +394,7 @@ class Session:
 
     @once
     def _lattice(self) -> Lattice:
-        """The mapped bytes."""
+        """Mapped bytes."""
         assert self._view is not None
         return Lattice(self._view)
 
@@ -471,7 +472,8 @@ class Session:
     ) -> Group:
         wanted = _wanted(fields, decoder)
         start = self._stored.locate(indices, wanted)
-        self.checks.records(indices, wanted)
+        if not self.checks.is_done:
+            self.checks.records(indices, wanted)
         how = self.checks, self.label_columns, fields, is_regular
         return Group(decoder, self._lattice, start, indices, self.index.sizes, *how)
 

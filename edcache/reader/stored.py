@@ -86,15 +86,15 @@ class Stored:
         row = self._index.row(index)
         if row[1] >= LARGE:
             self._checks.check_place(index, row)
-            if self._extents.are_cold(row[:1]):
-                start = np.array(row[:1], np.int64)
+            start = np.array(row[:1], np.int64)
+            if self._extents.are_cold(start):
                 self._extents.announce(start, start + row[1])
         return row, self._mapped(index, row, wanted)
 
     def records(self, indices: Ints, wanted: Wanted) -> tuple[Rows, list[Piece]]:
         """Return the rows of samples, and their records, or at least the wanted bytes of each.
 
-        Those that are not mapped are read in one fetch.
+        Records of a file that is not mapped are read in one fetch.
 
         Raises:
             MissingSampleError: a sample has no record.
@@ -150,8 +150,8 @@ class Stored:
                 places[k] = len(extents), low
                 extents += own
                 sums += own_sums
-        if len(extents) > 1 and self._extents.are_cold([start for start, _ in extents]):
-            start, nbytes = np.array(extents, np.int64).T
+        start, nbytes = np.array(extents, np.int64).reshape(-1, 2).T
+        if len(extents) > 1 and self._extents.are_cold(start):
             self._extents.announce(start, start + nbytes)
         data += self._file.read_many(extents)
         if not checks.is_done and self._file.tries > 1:
@@ -165,10 +165,10 @@ class Stored:
     def _asked(
         self, index: int, row: Row, wanted: Wanted, data: list[memoryview], at: int
     ) -> tuple[int, list[tuple[int, int]], list[Sound]]:
-        """Return what is requested of a record: its first byte, the extents and their checks.
+        """List the extents of a record to be requested, and their checks; returns its first byte in them too.
 
-        These are a whole record, or some blocks of it and the crc32s behind it. data: of all extents, when they are
-        checked; those of this record begin at `at`.
+        It is a whole record, or some blocks and the crc32s behind the record. data: of all extents, when they are
+        checked; the ones of this record begin at `at`.
         """
         offset, nbytes = row[:2]
         behind, crc = format.behind_nbytes(nbytes), self._index.crc32_of(index, row)

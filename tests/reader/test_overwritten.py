@@ -19,9 +19,8 @@ from edcache.dataset.keys import record_versions
 from edcache.errors import CorruptArchiveError, StaleArchiveError
 from edcache.format import KeyTable
 from edcache.reader import collation
-from edcache.reader.extents import Extents
 from edcache.reader.group import Lattice
-from edcache.reader.index import RecordIndex
+from edcache.reader.index import Extents, RecordIndex
 from edcache.writer import Appender
 
 COUNT = 120
