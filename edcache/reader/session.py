@@ -434,8 +434,10 @@ class Session:
             rows, stored = self.index.rows(indices), None
             if self._view is None or format.joint_flags(rows) & COMPRESSED:
                 rows, stored = self._stored.records(indices, partial(self._wanted_in, fields))
-            for index in indices[rows["flags"] | COMPRESSED != PRESENT | COMPRESSED].tolist():
-                self.fetch(index)  # raises: it has no record, or one as only a later release knows
+            for index in indices[rows["flags"] & PRESENT == 0].tolist():
+                self.fetch(index)  # raises: it has no record
+            if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
+                return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
             parts: list[tuple[Ints, Records]] = []
             for number in sorted(set(rows["schema"].tolist())):
                 places = np.flatnonzero(rows["schema"] == number)
