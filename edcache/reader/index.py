@@ -204,6 +204,8 @@ class RecordIndex:
 
     def row(self, index: int) -> Row:
         """Return (offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
+        if self._numbers is None and self._is_mapped:
+            self._hold(self.all_rows())
         if self._numbers is not None:  # three look-ups take less than one of a numpy record
             numbers, at = self._numbers, 3 * index
             last = numbers[at + 2]
