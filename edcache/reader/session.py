@@ -368,7 +368,7 @@ class Session:
             raise base.SampleIndexError(
                 f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
             )
-        row, data = self._stored.record(index, partial(self._wanted_in, fields))
+        row, data = self._stored.record(index, partial(_wanted_in, self, fields))
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
         decoder = self.decoder(row[3], index)
@@ -380,15 +380,6 @@ class Session:
         except base.CorruptRecordError as error:
             raise self.checks.placed(error, index) from error
         return data, decoder
-
-    def _wanted_in(self, fields: Projection | None, row: Row) -> ByteRange:
-        """Return the bytes of a record in which fields lie; None for all of it."""
-        if fields is None or row[4] & COMPRESSED:
-            return None
-        try:
-            return _wanted(fields, self.decoder(row[3], 0))
-        except (base.CorruptRecordError, base.LaterReleaseError):
-            return None  # its sum tells if the row is wrong
 
     # --- many records ---
 
@@ -433,7 +424,7 @@ class Session:
             indices = checked_indices(indices, self.length)
             rows, stored = self.index.rows(indices), None
             if self._view is None or format.joint_flags(rows) & COMPRESSED:
-                rows, stored = self._stored.records(indices, partial(self._wanted_in, fields))
+                rows, stored = self._stored.records(indices, partial(_wanted_in, self, fields))
             for index in indices[rows["flags"] & PRESENT == 0].tolist():
                 self.fetch(index)  # raises: it has no record
             if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
@@ -506,6 +497,16 @@ class Session:
         other.skips_damage = True
         vars(other).pop("labels", None)
         return other
+
+
+def _wanted_in(session: Session, fields: Projection | None, row: Row) -> ByteRange:
+    """Return the bytes of a record in which fields lie; None for all of it."""
+    if fields is None or row[4] & COMPRESSED:
+        return None
+    try:
+        return _wanted(fields, session.decoder(row[3], 0))
+    except (base.CorruptRecordError, base.LaterReleaseError):
+        return None  # its sum tells if the row is wrong
 
 
 def _wanted(fields: Projection | None, decoder: Decoder) -> ByteRange:
