@@ -115,7 +115,7 @@ class Reader:
         session, tries_again = self._session, self.by_request
         while session is None or self.closed:
             if self.closed:
-                raise self._closed_error()
+                raise base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
             try:
                 session = self._open_session()
             except StaleArchiveError:  # the object was replaced amid reading: once more
@@ -173,7 +173,6 @@ class Reader:
         if self.closed:
             self.close()
             session.file.close()
-            raise self._closed_error()
 
     def refresh(self) -> bool:
         """Open later additions to the file, or an archive saved over it; return True if anything changed.
@@ -228,9 +227,6 @@ class Reader:
         session, self._session = self._session, None
         if session is not None:
             session.file.close()
-
-    def _closed_error(self) -> base.ArchiveError:
-        return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
 
     def _stale_error(self, why: str) -> StaleArchiveError:
         return StaleArchiveError(f"{self.path}: {why}; open it again", path=self.path)
