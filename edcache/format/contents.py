@@ -253,17 +253,20 @@ class Contents:
 def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows) -> pa.Array | None:
     """Make a label column of what chunks say of the records of rows; None if they do not have all records.
 
-    A record has its place in one chunk, also if its sample got another number since.
+    A record has its place in one chunk, also if its sample got another number since. A damaged row has another crc32: it
+    may name the record of another sample, and its own sample gets null.
+
+    rows: of all samples, as in memory.
     """
     known = [table for table in tables if field.name in table.labels.column_names]
     values = [cast(table.labels.column(field.name).chunk(0), field.type) for table in known]
-    offsets = np.concatenate([np.empty(0, np.uint64), *(table.rows["offset"] for table in known)])
-    order, held = np.argsort(offsets), np.flatnonzero(rows["flags"] & PRESENT)
-    at = np.searchsorted(offsets, rows["offset"][held], sorter=order)
-    if np.any(at == len(offsets)) or np.any(offsets[order[at]] != rows["offset"][held]):
+    stored = np.concatenate([np.empty(0, ROW), *(table.rows for table in known)])
+    order, held = np.argsort(stored["offset"]), np.flatnonzero(rows["flags"] & PRESENT)
+    at = np.searchsorted(stored["offset"], rows["offset"][held], sorter=order)
+    if np.any(at == len(stored)) or np.any(stored["offset"][order[at]] != rows["offset"][held]):
         return None
     pick = np.full(len(rows), -1)
-    pick[held] = order[at]
+    pick[held] = np.where(stored["crc32"][order[at]] == rows["crc32"][held], order[at], -1)
     return pa.concat_arrays([pa.nulls(0, field.type), *values]).take(from_numpy(pick, pa.int64(), pick < 0))
 
 

@@ -571,7 +571,8 @@ def _column_of_records(session: Session, field: pa.Field) -> Any:
         tables = filter(None, map(_sound_tables(session, []), session.chain.chunks))
     except CorruptArchiveError:  # the head of a sealed archive
         return None
-    return format.column_of_records(field, tables, session.index.all_rows())
+    rows = session.index.unbound_rows(np.arange(session.length))
+    return format.column_of_records(field, tables, rows)
 
 
 def _state(before: Chain, found: Chain) -> str:
