@@ -253,8 +253,8 @@ class Contents:
 def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows) -> pa.Array | None:
     """Make a label column of what chunks say of the records of rows; None if they do not have all records.
 
-    A record has its place in one chunk, also if its sample got another number since. A damaged row has another crc32: it
-    may name the record of another sample, and its own sample gets null.
+    A record has its place in one chunk, also if its sample got another number since. A damaged row has another crc32:
+    it may name the record of another sample, and its own sample gets null.
 
     rows: of all samples, as in memory.
     """
