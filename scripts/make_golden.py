@@ -172,7 +172,7 @@ def _rerooted(path: Path, **changes: Any) -> None:
             said[name] = change(group, said[name]) if callable(change) else change
         group.entry(format.ROOT, "root.json").write(json.dumps(said, separators=(",", ":")).encode())
         headers = group.headers(0)
-        root, listed = headers[-1], [chain.head_header(file.pread), *chain.listed(chain.root, headers)]
+        root, listed = headers[-1], chain.listed(chain.root, headers)
         directory = format.pack_directory(listed, root.payload_end)
         file.pwrite(root.payload_end, directory)
         following = format.align(root.payload_end + len(directory), format.PAGE)

@@ -52,10 +52,9 @@ def prove(file: ByteSource, where: str, uuid: bytes | None) -> None:
     uuid: of a sealed one, which must end so.
     Raises: CorruptArchiveError, an entry fails its crc32 after all tries.
     """
-    head, cursor = format.read_head(file.pread, where)
-    chain = Chain(head, cursor, where)
-    headers = [chain.head_header(file.pread)]
-    for group in format.walk(file.pread, file.size(), head.uuid, cursor, where):
+    chain = Chain(*format.read_head(file.pread, where), where)
+    headers = [chain.head_header]
+    for group in format.walk(file.pread, file.size(), chain.head.uuid, chain.cursor, where):
         chain.add(file.pread, group)
         headers += group
     if uuid is not None:
@@ -63,7 +62,7 @@ def prove(file: ByteSource, where: str, uuid: bytes | None) -> None:
 
     def failing(header: Header) -> Header | None:
         _read_padding(file, header)
-        is_sound = format.is_payload_sound(file.pread, header, where)
+        is_sound = format.stored_crc32(file.pread, header.payload) == header.crc32
         return None if is_sound or header.number in chain.lost else header
 
     def report(header: Header | None) -> None:
@@ -76,7 +75,7 @@ def prove(file: ByteSource, where: str, uuid: bytes | None) -> None:
 def _check_end(file: ByteSource, chain: Chain, where: str, uuid: bytes) -> None:
     if not chain.sealed or chain.head.uuid != uuid:
         raise _damaged(where, "the root at its end, without which it is not sealed,")
-    directory = chain.directory(file.pread)
+    directory = chain.directory()
     start = file.size() - len(directory)
     end = file.pread(start, len(directory), lambda data: bytes(data) == directory)
     if chain.end != file.size() or end != directory:

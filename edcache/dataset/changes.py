@@ -77,10 +77,10 @@ def changes(
     columns = {
         name: one_chunk(cache.labels.column(name)) for name in identity.KEYED_COLUMNS if name in cache.labels
     }
-    keyed.check_kind(columns[KEY_COLUMN], cache.path)
     keys = key_texts(keyed.keys)
     stored = key_texts(columns[KEY_COLUMN]).cast(keys.type)
     own, indices = Keyed.stored(columns)
+    keyed.check_kind(own, cache.path)
     found = keyed.places_in(own)
     first_equal = np.full(max(len(stored), len(keys)), -1)
     first_equal[indices] = own.first_equal

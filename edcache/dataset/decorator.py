@@ -18,7 +18,7 @@ from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, Source
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
-from edcache.identity import Recipe
+from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.storage import cache_folder, shown
@@ -89,8 +89,9 @@ class CachedFactory(Generic[P, T_co]):
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive, is_other = store.found(self._read_options), False
         if archive is not None and archive.session.complete and not options.grow:
-            verdict = self._check(archive.session, call, adds=False)
-            if verdict == "same" and self._is_other(archive.session, call, args, kwargs):
+            found = identity.compare(archive.session.origin.fingerprint, call)
+            verdict = self._check(archive.session, call, found, adds=False)
+            if verdict == "same" and self._is_other(archive.session, found, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
@@ -104,27 +105,20 @@ class CachedFactory(Generic[P, T_co]):
         call = replace(call, seconds=time.monotonic() - began)
         return self._filled(store, archive, source, call, is_other)
 
-    def _is_due(self, job: writer.Job, session: Session) -> bool:
-        """True if a sample is to be compared though nothing asks, once in this process: it costs little time."""
-        first = identity.FirstSample.of(session.origin.fingerprint)
-        if first is None or session.path in self._compared or not writer.is_due(job, session, adds=False):
-            return False
-        self._compared.add(session.path)
-        return bool(job.options.spot_check) or first.call_seconds + first.seconds <= _CHEAP_SECONDS
-
     def _is_other(
-        self, session: Session, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, session: Session, found: Difference, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
         """Run the function if something asks, or if that is cheap, and compare a sample by `on_stale`.
 
         Returns: True to build it again. Where nothing asks, data that is elsewhere is no error, and no word.
         """
-        found, options = identity.compare(session.origin.fingerprint, call), FillOptions.part_of(self.options)
-        job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
-        if options.spot_check is False or not (found.asking or self._is_due(job, session)):
+        if not found.asking and session.path in self._compared:
             return False
-        if not found.asking:
-            job = replace(job, options=replace(options, progress=False))
+        options = FillOptions.part_of(self.options)
+        options = options if found.asking else replace(options, progress=False)
+        job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
+        if options.spot_check is False or not (found.asking or self._is_cheap(job, session)):
+            return False
         try:
             try:
                 with base.foreign_code(self._failure):
@@ -140,6 +134,14 @@ class CachedFactory(Generic[P, T_co]):
                 base.warn(str(error))
             return self._on_stale == "rebuild"
         return False
+
+    def _is_cheap(self, job: writer.Job, session: Session) -> bool:
+        """True if a sample is to be compared though nothing asks: the call and a sample take little time."""
+        self._compared.add(session.path)
+        first = identity.FirstSample.of(session.origin.fingerprint)
+        if first is None or not writer.is_due(job, session, adds=False):
+            return False
+        return bool(job.options.spot_check) or first.call_seconds + first.seconds <= _CHEAP_SECONDS
 
     def _failure(self, error: Exception) -> SourceError:
         return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
@@ -158,7 +160,8 @@ class CachedFactory(Generic[P, T_co]):
         origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
             adds = not archive.session.complete or (recipe.count or 0) > archive.session.length
-            verdict = self._check(archive.session, recipe, adds)
+            found = identity.compare(archive.session.origin.fingerprint, recipe)
+            verdict = self._check(archive.session, recipe, found, adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
@@ -176,15 +179,16 @@ class CachedFactory(Generic[P, T_co]):
         options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
         return CachedDataset(source, store, options, fingerprint=origin)
 
-    def _check(self, session: Session, recipe: Recipe, adds: bool) -> _Verdict:
+    def _check(self, session: Session, recipe: Recipe, found: Difference, adds: bool) -> _Verdict:
         """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
 
         adds: True if samples may be added to it.
         """
         on_stale, origin = self._on_stale, session.origin
-        found = identity.compare(origin.fingerprint, recipe)
-        changed = found.settings
-        changed += label_differences(origin, self.options.in_memory_keys, session.complete)
+        changed = [
+            *found.settings,
+            *label_differences(origin, self.options.in_memory_keys, session.complete),
+        ]
         if not changed:
             return "compare nothing" if on_stale == "ignore" else "same"
         if on_stale == "rebuild":

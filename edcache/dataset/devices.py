@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from datetime import timedelta
 from functools import partial
@@ -231,15 +231,15 @@ class DeviceEngine(BatchEngine):
         if self._here.is_suspect(indices):
             return self._here.submit(indices)
         self._waiting.append((indices, self._readers.begin(indices)))
-        return partial(self._result, indices)
+        return self._result(indices)
 
-    def _result(self, indices: list[int]) -> Iterable[PartOfBatch]:
+    def _result(self, indices: list[int]) -> Iterator[PartOfBatch]:
         """Launch the next batches, and wait for the first, `indices`."""
         while self._waiting and len(self._launched) < self._most_launched:
             self._launched.append(self._tried(self._launch, *self._waiting.popleft()))
         launched = self._launched.popleft()
         made = None if launched is None else self._tried(self._arrive, indices, launched)
-        return self._here.compute(indices) if made is None else [(indices, made)]
+        yield from self._here.submit(indices) if made is None else [(indices, made)]
 
     def _launch(self, indices: list[int], read: Read) -> list[tuple[Bucket, Arrive]]:
         """Wait until a batch is read, and launch each shape of it."""

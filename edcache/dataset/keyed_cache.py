@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from edcache import base, codec, format, identity, writer
+from edcache import base, codec, format, identity, storage, writer
 from edcache.base import (
     ArchiveNotFoundError,
     CorruptRecordError,
     OptionError,
     SourceError,
-    StaleCacheError,
     StorageError,
     UnknownLabelError,
     WriteOptions,
@@ -29,9 +28,7 @@ from edcache.base import (
 from edcache.format import (
     KEY_COLUMN,
     Chain,
-    ChunkTable,
     Head,
-    Header,
     KeyTable,
     Root,
     key_list,
@@ -39,7 +36,7 @@ from edcache.format import (
     shown_key,
     stored_keys,
 )
-from edcache.identity import Difference, Recipe
+from edcache.identity import Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
 
@@ -63,9 +60,6 @@ _MOST_BEHIND = 1000
 _SECONDS, _POLL_SECONDS = 3.0, 0.05
 # `begun`: path and key of each value that this thread computes, with its claim.
 _of_thread = threading.local()
-
-# Errors of a system for a file or a folder that this process may read and not write.
-_UNWRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 # A value has no label beside its key, and each call stores its chunk.
 _REFUSED: Final = ("in_memory_keys", "chunk_size")
@@ -108,24 +102,18 @@ class KeyedCache:
         fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
-        self._options = options_of(keywords, "KeyedCache")
-        # memoize tells a recipe of its function.
-        self._made_by = fingerprint if isinstance(fingerprint, Recipe) else _told(fingerprint)
+        self._options = WriteOptions.of(None, keywords, "KeyedCache")
+        if refused := [name for name in _REFUSED if name in keywords]:
+            raise OptionError(f"KeyedCache() takes no {refused[0]}", option=refused[0])
+        self._made_by = _told(fingerprint)
         self.path = writer.store_at(path).path
         self._files, self._turn = base.PerProcess[KeyedSession](), base.ForkLock()
-        self._session()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_files": base.PerProcess[KeyedSession]()}
-
-    def _session(self) -> KeyedSession:
-        """Return the session of this process, which the first use opens."""
-        with self._turn.held():
-            return self._files.get(self._opened)
+        with self._in_use():
+            pass
 
     @contextmanager
     def _in_use(self) -> Iterator[KeyedSession]:
-        """Yield the session of this process, which stays open for the block."""
+        """Yield the session of this process, which the first use opens, and which stays open for the block."""
         call, archive = object(), None
         try:
             with self._turn.held():
@@ -141,7 +129,7 @@ class KeyedCache:
         try:
             return WritingSession(self.path, self._options, self._made_by)
         except StorageError as error:
-            if error.errno not in _UNWRITABLE:
+            if error.errno not in storage.UNWRITABLE:
                 raise
             with suppress(ArchiveNotFoundError):  # then the first error tells why it cannot be made
                 return KeyedSession.reading(self.path, self._made_by, error)
@@ -162,11 +150,7 @@ class KeyedCache:
         Raises: as `get_or_create`.
         """
         keys = key_list(keys)
-        return self._values(keys, stored_keys(keys), create)
-
-    def _values(
-        self, keys: list[Any], stored: list[str], create: Callable[[list[Any]], Iterable[V]]
-    ) -> list[V]:
+        stored = stored_keys(keys)
         with self._in_use() as archive:
             found = archive.find(stored)
             if None in found:
@@ -233,25 +217,6 @@ class KeyedCache:
         self.close()
 
 
-def session_of(cache: KeyedCache) -> KeyedSession:
-    """Return the session of a cache in this process."""
-    return cache._session()
-
-
-def values_of(cache: KeyedCache, stored: list[str], create: Callable[[list[str]], Iterable[V]]) -> list[V]:
-    """Return values as `KeyedCache.get_many`, by keys as they are stored."""
-    return cache._values(stored, stored, create)
-
-
-def options_of(keywords: base.WriteKeywords, door: str) -> WriteOptions:
-    """Return the options of keywords. Raises: OptionError, one is unknown, or of an archive without keys."""
-    options = WriteOptions.of(None, keywords, door)
-    for name in _REFUSED:
-        if name in keywords:
-            raise OptionError(f"{door}() takes no {name}", option=name)
-    return options
-
-
 def _told(fingerprint: Any) -> Recipe:
     """Make the recipe of `fingerprint=`, a value of JSON: the items of a dict, or the value, are its settings."""
     try:
@@ -265,42 +230,26 @@ def _told(fingerprint: Any) -> Recipe:
     return identity.told(told) if isinstance(told, dict) else Recipe({"fingerprint": told})
 
 
-def _check(path: str, head: Head, recipe: Recipe) -> Difference | None:
-    """Compare an archive with what makes the values.
-
-    Raises: OptionError, its samples were not added by key; StaleCacheError, it has another fingerprint.
-    """
+def _check(path: str, head: Head, recipe: Recipe) -> None:
+    """Raise OptionError if the samples of an archive were not added by key; StaleCacheError, another fingerprint."""
     if head.labels != ((KEY_COLUMN, None),):
         has = "with" if KEY_COLUMN in dict(head.labels) else "without"
         raise OptionError(
             f"{path}: it is no archive of a KeyedCache, but one of samples {has} keys; read it by "
             "CachedDataset.from_cache(path), and give KeyedCache another path"
         )
-    if not writer.tells_source(head.fingerprint):
-        return None
-    found = identity.compare(head.fingerprint, recipe)
-    if found.settings:
-        remedy = "use another path, or delete the file"
-        text = identity.stale_message(path, recipe, found.settings, remedy)
-        raise StaleCacheError(text, path=path, option="fingerprint")
-    return found
+    writer.check_origin(path, head, recipe, "use another path, or delete the file", "fingerprint")
 
 
 class KeyedSession:
     """Archive of a KeyedCache in one process that may only read it; `WritingSession` adds values.
 
-    Attributes: codec: of its records. asks: what has changed in the code that makes the values, and asks for a
-        comparison of one of them; see `identity.compare`. calls: the ones under way, each with its thread.
+    Attributes: calls: the ones under way, each with its thread.
     """
 
-    def __init__(
-        self, path: str, recipe: Recipe, file: File, chain: Chain, refused: StorageError | None = None
-    ) -> None:
-        self._path, self._file, self._chain, self._refused = path, file, chain, refused
+    def __init__(self, file: File, chain: Chain, refused: StorageError | None = None) -> None:
+        self._path, self._file, self._chain, self._refused = file.path, file, chain, refused
         self.calls: dict[object, threading.Thread] = {}
-        found = _check(path, chain.head, recipe)
-        self.codec = chain.head.codec
-        self.asks = [] if found is None else [*found.code, *found.asks]
         self._turn = threading.RLock()
         self._root: Root | None = None
         self._table: KeyTable | None = None
@@ -315,8 +264,8 @@ class KeyedSession:
         file = File.open(path, "r")
         with base.on_error(file.close):
             chain = Chain(*format.read_head(file.pread, path), path)
-            chain.extend(file.pread, file.size())
-            return cls(path, recipe, file, chain, refused)
+            _check(path, chain.head, recipe)
+            return cls(file, chain, refused)
 
     def wait(self) -> None:
         """Wait until no call of another thread is under way."""
@@ -336,39 +285,36 @@ class KeyedSession:
         raise self._unwritable(f"{shown_key(next(iter(given.values())))} has no value")
 
     def _unwritable(self, lack: str) -> StorageError:
-        why = None if self._refused is None else self._refused.errno
-        error = StorageError(
-            f"{self._path}: {lack}, and the file cannot be written here: {os.strerror(why or 0)}; values that are "
-            "there can be read. Copy it to where you may write, to add others",
-            path=self._path,
+        assert self._refused is not None
+        text = (
+            f"{self._path}: {lack}, and the file cannot be written here: {os.strerror(self._refused.errno or 0)}; "
+            "values that are there can be read. Copy it to where you may write, to add others"
         )
-        error.errno = why
-        return error
+        return storage.with_errno(StorageError(text, path=self._path), self._refused)
 
-    def _table_of(self, header: Header) -> ChunkTable:
-        return format.read_table(self._file.pread, header, self._path)
-
-    def _look(self) -> None:
-        """Take in the values that were stored since, of all processes."""
+    def _look(self) -> bool:
+        """Take in the values that were stored since, of all processes; return True if there is anything new."""
         chain = self._chain
-        chain.extend(self._file.pread, self._file.size())
+        is_new = chain.extend(self._file.pread, self._file.size())
         root = chain.root
         if root is not self._root and root is not None:
-            self._root, self._behind, self._seen = root, {}, 0
-            data = b"" if root.keys is None else self._file.pread(root.keys.offset, root.keys.nbytes)
-            crc, count = (0, 0) if root.keys is None else (root.keys.crc32, root.keys.items)
-            self._table = KeyTable(memoryview(data), crc, count, root.length, self._path)
+            self._root, self._table, self._behind, self._seen = root, None, {}, 0
+            if root.keys is not None:
+                offset, nbytes, crc, count = root.keys
+                data = memoryview(self._file.pread(offset, nbytes))
+                self._table = KeyTable(data, crc, count, root.length, self._path)
             self._check_kind(None if (column := root.labels.get(KEY_COLUMN)) is None else column.type)
         for header in chain.behind:
             if header.number <= self._seen:
                 continue
-            table = self._table_of(header)
+            table = format.read_table(self._file.pread, header, self._path)
             keys = table.labels.column(KEY_COLUMN)
             self._check_kind(keys.type)
             columns = keys.to_pylist(), table.samples.tolist(), table.rows.tolist()
             for key, sample, row in zip(*columns, strict=True):
                 self._behind[key] = sample, row, table.schemas[row[3]]
             self._seen = header.number
+        return is_new
 
     def _check_kind(self, kind: pa.DataType | None) -> None:
         """Raise OptionError if the column of keys is not of text, as another one than a KeyedCache may make it."""
@@ -383,11 +329,10 @@ class KeyedSession:
         """Return the keys of all values, as they are stored."""
         with self._turn:
             self._look()
-            chain, file = self._chain, self._file
-            contents = format.Contents(chain, file.pread, self._table_of)
-            if not contents.length:
-                return []
-            return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
+            pread, path = self._file.pread, self._path
+            tables = partial(format.read_table, pread, where=path)
+            column = format.Contents(self._chain, pread, tables).column(KEY_COLUMN)
+            return column.drop_null().to_pylist()  # type: ignore[no-any-return]
 
     def find(self, keys: Sequence[str]) -> list[_Found | None]:
         """Find the values of keys; looks at other processes' new ones if some are missing."""
@@ -399,12 +344,7 @@ class KeyedSession:
                 found = [
                     self._of_root(sample) if one is None and sample >= 0 else one for one, sample in pairs
                 ]
-            if None in found:
-                before = self._chain.cursor
-                self._look()
-                if self._chain.cursor != before:
-                    return self.find(keys)
-            return found
+            return self.find(keys) if None in found and self._look() else found
 
     def _of_root(self, sample: int) -> _Found:
         assert self._root is not None
@@ -416,11 +356,6 @@ class KeyedSession:
 
     def read(self, found: _Found) -> Any:
         """Decode a value. Raises: CorruptRecordError, it is damaged."""
-        record, schema = self.record(found)
-        return self._decoders[schema].decode(record, copy=True)
-
-    def record(self, found: _Found) -> tuple[memoryview, str]:
-        """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
         sample, (offset, nbytes, crc, _, flags), schema = found
         place = f"{self._path}: record {sample} at offset {offset:,}"
         behind = int(format.behind_nbytes(nbytes))
@@ -432,12 +367,12 @@ class KeyedSession:
             if schema not in self._decoders:
                 allows = self._chain.head.codec == "pickle"
                 self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
-        if not flags & format.COMPRESSED:
-            return data[:nbytes], schema
+        decoder, record = self._decoders[schema], data[:nbytes]
         try:
-            return self._decoders[schema].decompressed(data[:nbytes]), schema
+            record = decoder.decompressed(record) if flags & format.COMPRESSED else record
         except CorruptRecordError as error:
             raise error.within(place, self._path, sample) from error
+        return decoder.decode(record, copy=True)
 
 
 class WritingSession(KeyedSession):
@@ -454,15 +389,13 @@ class WritingSession(KeyedSession):
         )
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
-            _check(path, self._appender.head, recipe)
-            spec = writer.adopt_labels(self._appender.head, spec, path)
+            head = self._appender.head
+            _check(path, head, recipe)
             self._appender.recover()
-            super().__init__(path, recipe, self._appender.file, self._appender.chain)
+            super().__init__(self._appender.file, self._appender.chain)
             self._appender.claims.join_fillers()
-            self._builder = writer.ChunkBuilder(
-                self._appender.head, path, spec, label_schema=self._appender.label_schema()
-            )
-            self._claims = _Claims(self._appender.file)
+            self._builder = writer.ChunkBuilder(head, path, spec, label_schema=self._appender.label_schema())
+            self._claims = _Claims(self._appender.claims)
 
     def close(self, seal: bool) -> None:
         """Close it, and seal it: if told to, or if that pays and no other process has it open."""
@@ -490,9 +423,9 @@ class WritingSession(KeyedSession):
         start = chain.behind[0].offset
         return chain.cursor.offset - start >= 2 * (start - chain.root.index.offset)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         self._appender.check_usable()
-        super()._look()
+        return super()._look()
 
     def add(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Compute values, and store them; but none that another process has stored meanwhile.
@@ -516,47 +449,39 @@ class WritingSession(KeyedSession):
         with self._claims.holding(sorted({*own.values()}), last):
             begun.update(own)
             try:
-                self._compute(given, create)
+                missing = {key: given[key] for key in self._missing(given)}
+                if missing:
+                    self._store(self._values(missing, create))
             finally:
                 for name in own:
                     del begun[name]
 
-    def _compute(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> None:
-        missing = self._missing(given)
-        if not missing:
-            return
-        values = self._values(given, missing, create)
-        if len(values) != len(missing):
-            raise OptionError(
-                f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
-            )
-        self._store(dict(zip(missing, values, strict=True)))
-
-    def _values(
-        self, given: dict[str, Any], missing: list[str], create: Callable[[list[Any]], Iterable[Any]]
-    ) -> list[Any]:
+    def _values(self, given: dict[str, Any], create: Callable[[list[Any]], Iterable[Any]]) -> dict[str, Any]:
         """Compute the values of missing keys; of an iterator that raises, the ones before are stored."""
-        values: list[Any] = []
+        keys, values = [*given.values()], list[Any]()
 
         def failure(error: Exception) -> Exception:
             if isinstance(error, RecursionError):  # it asks for this value, or for one that does
                 return error
-            failed = shown_key(given[missing[min(len(values), len(missing) - 1)]])
+            failed = shown_key(keys[min(len(values), len(keys) - 1)])
             return SourceError(f"{self._path}: {failed}: {type(error).__name__}: {error}", path=self._path)
 
         def store() -> None:
             with suppress(base.EdcacheError):  # the error that is raised came first
-                self._store(dict(zip(missing, values, strict=False)))
+                self._store(dict(zip(given, values, strict=False)))
 
         with base.on_error(store), base.foreign_code(failure):
-            made = create([given[key] for key in missing])
+            made = create(keys.copy())
             is_list = not isinstance(made, Mapping | Set | str | bytes)
             for value in made if is_list else ():
-                values.append(value)  # noqa: PERF402 - so that an error leaves the ones before
+                values.append(value)  # one by one: an error leaves the ones before
         if not is_list:
-            text = f"{self._path}: {described(made)} was returned for {len(missing):,} keys"
+            text = f"{self._path}: {described(made)} was returned for {len(keys):,} keys"
             raise OptionError(f"{text}; return a list of their values, in the order of the keys")
-        return values
+        if len(values) != len(keys):
+            text = f"{len(keys):,} keys were asked for, and {len(values):,} values returned"
+            raise OptionError(f"{self._path}: {text}")
+        return dict(zip(given, values, strict=True))
 
     def _missing(self, keys: Iterable[str]) -> list[str]:
         keys = list(keys)
@@ -583,44 +508,39 @@ class _Claims:
     of other values breaks that order: its thread waits some seconds for a claim below its own, and goes on without it.
     """
 
-    def __init__(self, file: File) -> None:
-        self._file = file
+    def __init__(self, claims: writer.Claims) -> None:
+        self._claims = claims
         self._turn = threading.Condition()
-        # By claim the call that has it, with its thread.
-        self._held: dict[int, tuple[threading.Thread, object]] = {}
+        # By claim the thread that has it.
+        self._held: dict[int, threading.Thread] = {}
 
     @contextmanager
     def holding(self, claims: list[int], last: int) -> Iterator[None]:
         """Hold claims, which rise, for the block. last: the highest one that this thread holds, -1 without one."""
-        call = threading.current_thread(), object()
-        limit = time.monotonic() + _SECONDS
+        own, limit = threading.current_thread(), time.monotonic() + _SECONDS
         try:
             for claim in claims:
-                self._take(claim, call, None if claim > last else limit)
+                self._take(claim, own, None if claim > last else limit)
             yield
         finally:
-            self._free(call, claims)
+            with self._turn:
+                for claim in claims:
+                    if self._held.get(claim) is own:
+                        del self._held[claim]
+                        self._claims.release(claim)
+                self._turn.notify_all()
 
-    def _take(self, claim: int, call: tuple[threading.Thread, object], limit: float | None) -> None:
+    def _take(self, claim: int, own: threading.Thread, limit: float | None) -> None:
         """Wait for a claim, until `limit` at the longest. A thread that has ended holds none."""
         with self._turn:
-            while (held := self._held.get(claim)) is not None and held[0].is_alive():
+            while (held := self._held.get(claim, own)) is not own and held.is_alive():
                 if limit is not None and time.monotonic() > limit:
                     return
                 self._turn.wait(_POLL_SECONDS)
-            self._held[claim] = call
-        place = format.LOCK_CLAIM + claim
+            self._held[claim] = own
         if limit is None:
-            self._file.lock(place)
-        while limit is not None and not self._file.try_lock(place):
+            self._claims.wait(claim)
+        while limit is not None and not self._claims.claim(claim):
             if time.monotonic() > limit:
                 return
             time.sleep(_POLL_SECONDS)
-
-    def _free(self, call: tuple[threading.Thread, object], claims: list[int]) -> None:
-        with self._turn:
-            for claim in claims:
-                if self._held.get(claim) is call:
-                    del self._held[claim]
-                    self._file.unlock(format.LOCK_CLAIM + claim)
-            self._turn.notify_all()

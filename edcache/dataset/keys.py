@@ -11,7 +11,7 @@ import numpy as np
 from edcache import identity
 from edcache.base import Ints, MissingSampleError
 from edcache.dataset.indexing import Readable, reading_of
-from edcache.dataset.root import Reading, SampleRoot
+from edcache.dataset.root import Reading
 from edcache.format import KEY_COLUMN, key_texts, pa, pc, stored_keys, told_keys
 from edcache.reader import at, steps
 
@@ -59,12 +59,11 @@ def keys_from(source: Any, key: str | Callable[[Any], Any] | None) -> Callable[[
     A cache has keys of its own if versions tell which of its samples change.
     """
     if key is None and isinstance(source, Readable):
-        key = KEY_COLUMN if KEY_COLUMN in source.labels and stores_records(source) else None
-        return None if key is None else partial(_label_keys, source, key)
+        is_keyed = KEY_COLUMN in source.labels and stores_records(reading_of(source))
+        return partial(_label_keys, source, KEY_COLUMN) if is_keyed else None
     if key is None:
-        return (
-            partial(identity.all_of, source, "sample_key") if identity.tells(source, "sample_key") else None
-        )
+        is_keyed = identity.tells(source, "sample_key")
+        return partial(identity.all_of, source, "sample_key") if is_keyed else None
     if isinstance(source, Readable) and isinstance(key, str) and key in source.labels:
         return partial(_label_keys, source, key)
     return partial(_field_keys, source, key)
@@ -86,18 +85,15 @@ def _field_keys(source: Any, key: str | Callable[[Any], Any]) -> list[Any]:
     return [key(sample) if callable(key) else at(sample, steps(sample, key, "key=")) for sample in samples]
 
 
-def stores_records(dataset: Readable[Any]) -> bool:
+def stores_records(reading: Reading) -> bool:
     """True if each sample is one stored record, and all parts are read alike.
 
     Else a record could move to a part with another transform, and keep its version.
     """
-    return _stores_records(reading_of(dataset).root)
-
-
-def _stores_records(root: SampleRoot) -> bool:
+    root = reading.root
     settings = [part.settings() for part in root.parts]
     is_alike = root.is_divided and all(one == settings[0] for one in settings)
-    return is_alike and not root.computes and all(_stores_records(part.root) for part in root.parts)
+    return is_alike and not root.computes and all(map(stores_records, root.parts))
 
 
 def record_versions(dataset: Readable[Any], labels: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -219,7 +219,7 @@ class Mapped(Dataset[Any]):
         source, by_record = self.source, False
         tell: Callable[[], Sequence[Any]] | None = None
         if isinstance(source, Readable):
-            by_record = stores_records(source)
+            by_record = stores_records(reading_of(source))
             tell = partial(record_versions, source, self._labels) if by_record else None
         elif identity.tells(source, "sample_version"):
             tell = partial(identity.all_of, source, "sample_version")

@@ -6,14 +6,13 @@ Whole columns are appended to a sealed archive, with a new root. No sample is wr
 from __future__ import annotations
 
 import copy
-import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from edcache import labels
+from edcache import labels, storage
 from edcache.base import (
     LabelError,
     OptionError,
@@ -28,7 +27,6 @@ from edcache.labels import LabelSpec, checked_name
 from edcache.reader import Reader
 from edcache.writer import Appender, LabelChange, change_labels, retry_if_replaced
 
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
 
 
@@ -101,7 +99,7 @@ def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     """
 
     def append() -> None:
-        with closing(Appender.open(path, head, mode="r+", sync=sync)) as appender:
+        with closing(Appender.open(path, None, sync=sync)) as appender:
             if appender.head.uuid != head.uuid:
                 raise StaleArchiveError(
                     f"{path}: another archive is here now than the one that was opened; open it again",
@@ -112,15 +110,13 @@ def _publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
     try:
         retry_if_replaced(append)
     except StorageError as error:
-        if error.errno not in _READ_ONLY:
+        if error.errno not in storage.UNWRITABLE:
             raise
-        refused = StorageError(
-            f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where "
-            "you may write, add them there, and open the copy",
-            path=path,
+        text = (
+            f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may write, "
+            "add them there, and open the copy"
         )
-        refused.errno, refused.filename = error.errno, error.filename
-        raise refused from error
+        raise storage.with_errno(StorageError(text, path=path), error) from error
 
 
 def _check(reader: Reader) -> None:

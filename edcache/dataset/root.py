@@ -266,7 +266,7 @@ class Archive(SampleRoot):
     def _look(self) -> None:
         """Take in what other processes, such as workers of a DataLoader, have stored since in a lazy cache."""
         if self.filler is not None and not self.reader.session.complete:
-            self.reader.refresh()
+            self.reader.refresh(in_order=True)
 
     def close(self) -> None:
         """Publish pending samples of the filler, and close the archive."""
@@ -340,7 +340,7 @@ class Archive(SampleRoot):
         """Return samples that had no record: read, if another process has stored them since, or else computed."""
         wanted = list(dict.fromkeys(indices))
         if filler.publish(wanted):
-            self.reader.refresh()
+            self.reader.refresh(in_order=True)
         session = self.reader.session
         samples = {index: session.read(index, None) for index in wanted if session.index.has(index)}
         absent = [index for index in wanted if index not in samples]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,6 @@ from edcache import base, format, storage, writer
 from edcache.base import (
     ArchiveError,
     ArchiveExistsError,
-    CorruptArchiveError,
     CorruptRecordError,
     Ints,
     LaterReleaseError,
@@ -29,7 +28,7 @@ from edcache.base import (
     StaleArchiveError,
 )
 from edcache.dataset.root import Reading, Share
-from edcache.format import PRESENT, Failure, Head, Header, Rows, pa
+from edcache.format import PRESENT, Failure, Head, Rows, pa
 from edcache.reader import OnProgress, Row, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
@@ -51,14 +50,14 @@ def save(
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     if skip_damaged:
         samples = samples.skipping_damage()
-    records, target = StoredRecords(samples, skip_damaged), storage.local_path(path)
+    records, target = StoredRecords(samples, skip_damaged), storage.located(path).local_path()
     parts, targets = [range(records.length)], [target]
     over = None
     if max_size is not None:
         nbytes = base.parsed_bytes(max_size)
         if nbytes is None:
             raise OptionError(f'save(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
-        parts = list(records.parts(nbytes))
+        parts = records.parts(nbytes)
         stem, ending = os.path.splitext(target)
         digits = max(_DIGITS, len(str(len(parts) - 1)))
         targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
@@ -101,10 +100,9 @@ class StoredRecords:
     Attributes:
         length: samples of the view. labels: their table, a row each.
         sessions: of the archives with the records. schemas: texts, each once.
-        rows: `format.ROW` [k] of the records, as in memory, by rising place in the view.
+        rows: `format.ROW` [k] of the records, as in memory, with schemas of `schemas`, by rising place in the view.
         places: int64 [k], in the view. ends: bytes of the records up to each.
-        source, sample, schema: int64 [k], for each row the number of its archive, its sample there, and its
-            index in `schemas`.
+        source, sample: int64 [k], for each row the number of its archive, and its sample there.
         failures: of samples without a record, by rising place.
         is_whole: True if the view is all of one archive, in its order.
         skips_damage: True leaves out records that are damaged, or that only a later release knows; `damaged` and
@@ -129,7 +127,7 @@ class StoredRecords:
         found = [self._find_records(self.sessions.index(share.session), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
+        self.places, self.rows, self.source, self.sample = (one[order] for one in columns)
         self.ends = np.cumsum(self.rows["nbytes"].astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
         own = np.arange(self.sessions[0].length)
@@ -137,27 +135,28 @@ class StoredRecords:
         if not skips_damage:
             self._check_missing(samples)
 
-    def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints, Ints]:
+    def _find_records(self, number: int, share: Share) -> tuple[Ints, Rows, Ints, Ints]:
         """Look up records, and note the failures of samples without one.
 
-        Returns: five arrays with an item a record: place in the copy, row, schema, archive, index there.
+        Returns: four arrays with an item a record: place in the copy, row, archive, index there.
         """
         indices, places, session = share.positions, share.places, self.sessions[number]
         rows = session.index.unbound_rows(indices)
         session.check_same()
         own, is_there = session.index.schemas, _have_records(session, rows)
         is_sound = is_there & _are_plausible(rows, len(own), session.nbytes)
-        for index in indices[is_there & ~is_sound].tolist():
-            self.leave_out(session, index, "its row is damaged")
-        self.damaged += places[is_there & ~is_sound].tolist()
+        is_damaged = is_there & ~is_sound
+        for index, place in zip(indices[is_damaged].tolist(), places[is_damaged].tolist(), strict=True):
+            self.leave_out(session, index, place, "its row is damaged")
         self._note_failures(session, indices[~is_there], places[~is_there])
         rows = rows[is_sound]
         numbers = np.array([self._numbers[text] for text in own], np.int64)
-        source = np.full(len(rows), number)
-        return places[is_sound], rows, numbers[rows["schema"]], source, indices[is_sound]
+        rows["schema"] = numbers[rows["schema"]]
+        return places[is_sound], rows, np.full(len(rows), number), indices[is_sound]
 
-    def leave_out(self, session: Session, sample: int, why: str) -> None:
-        """Raise CorruptRecordError of a damaged record, unless damage is skipped."""
+    def leave_out(self, session: Session, sample: int, place: int, why: str) -> None:
+        """Note a damaged record, by its place in the view. Raises: CorruptRecordError, unless damage is skipped."""
+        self.damaged.append(place)
         if not self.skips_damage:
             raise CorruptRecordError(
                 f"{session.checks.place(sample)} {why}; skip_damaged=True leaves it out",
@@ -166,14 +165,15 @@ class StoredRecords:
                 option="skip_damaged",
             )
 
-    def knows(self, session: Session, sample: int, row: Row) -> bool:
-        """True if this release can store a sound record. Raises: LaterReleaseError, unless damage is skipped.
+    def knows(self, session: Session, sample: int, place: int, row: Row) -> bool:
+        """True if this release can store a sound record; notes another. Raises: LaterReleaseError, as `leave_out`.
 
         A table of the copy would have the unknown flag, and a seal refuses it.
         """
         try:
             session.checks.check_known(sample, row)
         except LaterReleaseError:
+            self.later.append(place)
             if not self.skips_damage:
                 raise
             return False
@@ -222,17 +222,11 @@ class StoredRecords:
             )
         return session
 
-    def parts(self, max_size: int) -> Iterator[range]:
-        """Yield consecutive places whose records and labels have about `max_size` bytes, at least one place."""
+    def parts(self, max_size: int) -> list[range]:
+        """List consecutive places whose records and labels have about `max_size` bytes, at least one place."""
         nbytes = np.full(self.length, self.labels.nbytes // max(1, self.length))
         nbytes[self.places] += self.rows["nbytes"].astype(np.int64) + _ROW_NBYTES
-        ends = np.cumsum(nbytes)
-        start = 0
-        while start < self.length or not start:
-            before = int(ends[start - 1]) if start else 0
-            stop = max(int(np.searchsorted(ends, before + max_size, "right")), start + 1)
-            yield range(start, min(stop, self.length))
-            start = stop
+        return [*_runs(nbytes, max_size)] or [range(0)]
 
     def _check_alike(self) -> None:
         """Raise OptionError if the archives store records in different ways."""
@@ -290,7 +284,7 @@ def _write(
     part: places of the samples in the view. over: session of the archive that it replaces, if there is one.
     least: samples that it must have at the least, else nothing is replaced.
     """
-    labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
+    labels, added, dropped = records.labels.slice(part.start, len(part)), dict[str, Any](), list[str]()
     if records.is_whole and len(part) == records.length:
         session = records.sessions[0]
         own = session.origin.uuid if over is not None else uuid.uuid4().bytes
@@ -303,40 +297,31 @@ def _write(
         source = records.sessions[0].file
         if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
-        with closing(Appender.open(file.path, head, mode="a")) as out:
-            with _unmixed(records.sessions):
+        with closing(Appender.open(file, head)) as out:
+            try:
                 absent = _copy_records(records, part, labels, out, on_progress)
                 _check_kept(target, records, len(part) - len(absent), least)
-                changes: dict[str, Any] = {}
                 if max(out.chain.length or 0, out.chain.end_index) < len(part):
-                    changes["length"] = len(part)
-                failed = [one for one in records.failures if one.index in part]
+                    out.amend(length=len(part))
+                failed = [
+                    replace(one, index=one.index - part.start)
+                    for one in records.failures
+                    if one.index in part
+                ]
                 if failed:
-                    changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
-                if changes:
-                    out.amend(**changes)
+                    out.note_failures(failed)
                 left = format.take_rows(labels, absent)  # labels of samples without their record
-                left = left.select(
-                    [field.name for field in left.schema if left.column(field.name).null_count < len(absent)]
-                )
-                if left.num_columns:
-                    seal(out, LabelChange(left, absent))
-                seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
+                told = [name for name in left.column_names if left.column(name).null_count < len(absent)]
+                added |= {name: labels.column(name) for name in told}
+                seal(out, LabelChange(pa.table(added), dropped=dropped) if added or dropped else None)
+            finally:  # another archive may be written over one meanwhile
+                for session in records.sessions:
+                    session.check_same()
             with _replaceable(target, over):
-                out.move(target)
+                storage.move(file, target)
 
 
-@contextmanager
-def _unmixed(sessions: Sequence[Session]) -> Iterator[None]:
-    """Compare archives at the end of a block that takes their bytes: another one may be written over one meanwhile."""
-    try:
-        yield
-    finally:
-        for session in sessions:
-            session.check_same()
-
-
-def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:
+def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, dict[str, Any], list[str]]:
     """Divide the columns of a whole archive: of its chunks, added later, and names of dropped ones.
 
     Samples that are appended later have values in the first.
@@ -345,7 +330,7 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.T
     names = [name for name, _ in session.head.labels]
     nulls = pa.nulls(labels.num_rows)
     columns = [labels.column(name) if name in kept and not is_added[name] else nulls for name in names]
-    added = labels.select([name for name in kept if is_added[name]])
+    added = {name: labels.column(name) for name in kept if is_added[name]}
     # A damaged column is not there.
     dropped = [
         *(session.root.dropped if session.root else ()),
@@ -366,29 +351,28 @@ def _copy_records(
     nbytes = records.rows["nbytes"]
     total = int(nbytes.sum())
     on_progress(int(nbytes[:low].sum()), total)
-    for chosen in _chunk_rows(nbytes[low:high]):
-        chosen += low
+    # Records of a few bytes take as much in the table.
+    for run in _runs(np.maximum(nbytes[low:high], 32).astype(np.int64), CHUNK_NBYTES):
+        chosen = np.arange(run.start, run.stop) + low
         sound, data = _read_sound(records, chosen)
         places = records.places[sound] - part.start
         has_record[places] = True
         if len(sound):
             rows = records.rows[sound]
-            rows["schema"] = records.schema[sound]
             out.append(Chunk.of(places, rows, format.take_rows(labels, places), records.schemas, data))
         on_progress(int(records.ends[chosen[-1]]), total)
     return np.flatnonzero(~has_record)
 
 
-def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
-    """Yield the consecutive rows of each chunk, which is full at `CHUNK_NBYTES`."""
-    # Records of a few bytes take as much in the table.
-    ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
-    first = 0
-    while first < len(ends):
-        before = int(ends[first - 1]) if first else 0
-        last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
-        yield np.arange(first, last)
-        first = last
+def _runs(nbytes: Ints, most: int) -> Iterator[range]:
+    """Yield consecutive runs of items, each of at most `most` bytes together, or of one item."""
+    ends = np.cumsum(nbytes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + most, "right")), start + 1)
+        yield range(start, stop)
+        start = stop
 
 
 def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
@@ -408,15 +392,12 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         )
         checks = [partial(_fits, row) for row in wanted.tolist()]
         read = session.extents.read_many(list(extents), checks)
-        for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
-            sample = int(records.sample[rows[place]])
+        named = zip(records.sample[rows[own]].tolist(), records.places[rows[own]].tolist(), strict=True)
+        for k, name, row, record in zip(own.tolist(), named, wanted.tolist(), read, strict=True):
             if not _fits(row, record):
-                records.leave_out(session, sample, "fails its crc32")
-                records.damaged.append(int(records.places[rows[place]]))
-            elif row[4] in _STORED or records.knows(session, sample, row):
-                data[place] = record
-            else:
-                records.later.append(int(records.places[rows[place]]))
+                records.leave_out(session, *name, "fails its crc32")
+            elif row[4] in _STORED or records.knows(session, *name, row):
+                data[k] = record
     is_sound = np.array([record is not None for record in data], bool)
     return rows[is_sound], data[is_sound].tolist()
 
@@ -469,12 +450,7 @@ def _published(session: Session) -> int:
     sealed = format.read_root(file.pread, session.size, session.path)
     if sealed is not None:
         return sealed[0].present
-    # Chunks before an index of another order have other numbers.
-    lost = [
-        one
-        for one in (chain.behind if chain.is_reordered else chain.chunks)
-        if not _is_readable(session, one)
-    ]
+    lost = [one for one in chain.behind if session.tables.get(one.number) is None]
     cut = format.later_headers(file.pread, file.next_data, chain.cursor.offset, session.size, chain.head.uuid)
     lost += [header for _, header in cut if header.kind == format.CHUNK]
     known = np.flatnonzero(session.index.all_rows()["flags"] & PRESENT)
@@ -483,14 +459,6 @@ def _published(session: Session) -> int:
         first, end = max(header.first, end), max(header.end, end)
         count += end - first - int(np.diff(np.searchsorted(known, [first, end]))[0])
     return count
-
-
-def _is_readable(session: Session, chunk: Header) -> bool:
-    try:
-        format.read_table(session.file.pread, chunk, session.path)
-    except CorruptArchiveError:
-        return False
-    return True
 
 
 @contextmanager

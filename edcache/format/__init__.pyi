@@ -23,6 +23,7 @@ from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
 from .contents import TableOf as TableOf
 from .contents import column_of_records as column_of_records
+from .entries import ALONE as ALONE
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
@@ -43,8 +44,8 @@ from .entries import PART as PART
 from .entries import ROOT as ROOT
 from .entries import UUID_PLACE as UUID_PLACE
 from .entries import VERSION as VERSION
-from .entries import Cursor as Cursor
 from .entries import Header as Header
+from .entries import Place as Place
 from .entries import PRead as PRead
 from .entries import align as align
 from .entries import came_again as came_again
@@ -55,8 +56,8 @@ from .entries import header_nbytes as header_nbytes
 from .entries import link_after as link_after
 from .entries import pack_header as pack_header
 from .entries import parse_header as parse_header
-from .entries import payload_crc32 as payload_crc32
 from .entries import reported as reported
+from .entries import stored_crc32 as stored_crc32
 from .entries import walk as walk
 from .head import HEAD_NAME as HEAD_NAME
 from .head import KEYS_DIGEST as KEYS_DIGEST
@@ -94,9 +95,7 @@ from .records import block_crc32s as block_crc32s
 from .records import blocks_fit as blocks_fit
 from .records import bound as bound
 from .records import check_flags as check_flags
-from .records import chunk_windows as chunk_windows
 from .records import fits as fits
-from .records import is_payload_sound as is_payload_sound
 from .records import joint_flags as joint_flags
 from .records import pack_table as pack_table
 from .records import read_table as read_table
@@ -110,15 +109,12 @@ from .root import END_NBYTES as END_NBYTES
 from .root import TAIL_NBYTES as TAIL_NBYTES
 from .root import Column as Column
 from .root import KeysPlace as KeysPlace
-from .root import Place as Place
 from .root import Root as Root
-from .root import directory_nbytes as directory_nbytes
 from .root import pack_directory as pack_directory
 from .root import pack_root as pack_root
 from .root import read_places as read_places
 from .root import read_root as read_root
 from .tail import NO_LOSS as NO_LOSS
-from .tail import Loss as Loss
 from .tail import find_damage as find_damage
 from .tail import find_loss as find_loss
 from .tail import find_sound as find_sound

@@ -70,16 +70,6 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def element_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type inside a list type; any other type as it is."""
-    return kind.value_type if is_list(kind) else kind
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """True if values of the type are integers or floats."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 def is_time(kind: pa.DataType) -> bool:
     """True if values of the type are dates, date-times or durations, which numpy has too."""
     return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
@@ -174,7 +164,7 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
         return _lists_to_numpy(array, nullable)
     if pa.types.is_null(kind):
         return np.full(len(array), None, dtype=object)
-    if not (is_number(kind) or pa.types.is_boolean(kind) or is_time(kind)):
+    if kind not in numpy_dtypes() and not is_time(kind):
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     values = stored_values(array)
     if nullable:
@@ -187,8 +177,8 @@ def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
     flat = array.flatten()
     values = to_numpy(flat, nullable=flat.null_count > 0)
     lengths = number_values(array.value_lengths().fill_null(0))
-    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
-    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
+    has_nulls = nullable or flat.null_count > 0
+    if flat.type in numpy_dtypes() and not has_nulls and np.all(lengths == lengths[:1]):
         return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
     values.flags.writeable = False
     missing = missing_rows(array)
@@ -240,16 +230,8 @@ def same_values(one: pa.Array, other: pa.Array) -> bool:
 
 
 def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Do as `table.take`, which imports pyarrow.compute: columns of numbers without nulls do not need it."""
-    if not table.num_columns:
-        return table
-    columns = []
-    for column in table.columns:
-        if is_number(column.type) and not column.null_count and column.num_chunks == 1:
-            columns.append(from_numpy(number_values(column.chunk(0))[rows], column.type))
-        else:
-            columns.append(column.take(from_numpy(rows, pa.int64())))
-    return pa.table(columns, names=table.column_names)
+    """Take rows of a table; one without columns stays as it is."""
+    return table.take(from_numpy(rows, pa.int64())) if table.num_columns else table
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:

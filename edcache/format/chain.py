@@ -18,28 +18,26 @@ from dataclasses import replace
 from typing import Final
 
 from edcache import base
-from edcache.base import CorruptArchiveError
 from edcache.format.entries import (
     CHUNK,
     COLUMN,
     KEYS,
     NOTE,
-    PAGE,
     PART,
     ROOT,
     Cursor,
     Header,
+    Place,
     PRead,
     column_name,
-    fits_crc32,
-    parse_header,
+    read_sound,
     reported,
     walk,
 )
-from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count, is_head
+from edcache.format.head import MORE, Head, check_known, is_count
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
-from edcache.format.root import Place, Root, directory_nbytes, pack_directory, parse_root
+from edcache.format.root import Root, pack_directory, parse_root
 
 _NOTE_KEYS: Final = "length", "fingerprint", "failed", "maker", "lost", MORE
 
@@ -48,9 +46,9 @@ class Chain:
     """Entries of an archive in order.
 
     Attributes:
-        first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
-        all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it. parts: that
-            follow the last index, and wait for the next one.
+        head, with `head_header`. first, cursor: of the first entry behind the head, and of the next one. last: entry
+            before the cursor. chunks: all and parts, in order. root: the last one, with `root_header`. behind: chunks
+            that follow it. parts: that follow the last index, and wait for the next one.
         sealed: True if no entry follows the root. is_settled: True if the root tells all that counts: only
             parts, and notes of parts, follow it.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
@@ -63,10 +61,10 @@ class Chain:
             a later root.
     """
 
-    def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
-        self.head, self.cursor, self.where = head, cursor, where
-        self.first = cursor
-        self.last: Header | None = None
+    def __init__(self, head: Head, head_header: Header, where: str) -> None:
+        self.head, self.head_header, self.where = head, head_header, where
+        self.first = self.cursor = Cursor.behind(head_header)
+        self.last = head_header
         self.root: Root | None = None
         self.root_header: Header | None = None
         self.chunks: list[Header] = []
@@ -82,8 +80,8 @@ class Chain:
         self.part_failures: dict[str, dict[int, tuple[int, Failure]]] = {}
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
-        # The newest entry of each name: a zip directory lists them behind the head.
-        self.entries: dict[str, Header] = {}
+        # The newest entry of each name, as a zip directory lists them.
+        self.entries = {head_header.name: head_header}
 
     def copy(self) -> Chain:
         """Copy the state; either may go on without the other."""
@@ -136,29 +134,29 @@ class Chain:
         else:
             self.sealed = False
         for header in group:
-            self.entries.pop(header.name, None)
             self.entries[header.name] = header
             self.durable = max(self.durable, header.durable)
         self.last = last
         self.cursor = Cursor.behind(last)
 
     def _take_note(self, pread: PRead, header: Header) -> None:
-        is_sound = fits_crc32(header.nbytes, header.crc32)
-        data = pread(header.payload_offset, header.nbytes, is_sound)
-        if not is_sound(data):
+        data = read_sound(pread, header.payload)
+        if data is None:
             self.unread = header, header.offset
             return
         with reported(f"{self.where}: {header.name} at offset {header.offset:,}", self.where):
             note = base.loads(data)
             check_known(note, _NOTE_KEYS, "a note", optional=True)
             length, fingerprint = note.get("length"), note.get("fingerprint")
-            if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
-                raise ValueError("a length or a fingerprint that is none")
             failed, lost, maker = failures_of(note.get("failed", [])), note.get("lost"), note.get("maker")
-            if not isinstance(maker, str | None):
-                raise ValueError("failures of a source without a name")
-            if lost is not None and not (type(lost) is list and all(map(is_count, lost))):
-                raise ValueError("entries that are lost are no numbers")
+            sound = (
+                (length is None or is_count(length))
+                and isinstance(fingerprint, dict | None)
+                and isinstance(maker, str | None)
+                and (lost is None or (type(lost) is list and all(map(is_count, lost))))
+            )
+            if not sound:
+                raise ValueError("it has values that this format version does not allow")
         is_of_parts = lost is not None and {one.number for one in self.parts}.issuperset(lost)
         if lost is not None:
             self.forget(lost)
@@ -178,8 +176,7 @@ class Chain:
     @property
     def root_place(self) -> Place | None:
         """Place of the payload of the last root."""
-        header = self.root_header
-        return None if header is None else Place(header.payload_offset, header.nbytes, header.crc32)
+        return None if self.root_header is None else self.root_header.payload
 
     @property
     def is_reordered(self) -> bool:
@@ -190,17 +187,15 @@ class Chain:
         """Leave out the chunks of these numbers, which a power cut took something from: the rest stands in others."""
         self.has_lost = True
         self.lost |= {*numbers}
-        self.chunks = [one for one in self.chunks if one.number not in self.lost]
-        self.behind = [one for one in self.behind if one.number not in self.lost]
-        self.parts = [one for one in self.parts if one.number not in self.lost]
+        for chunks in (self.chunks, self.behind, self.parts):
+            chunks[:] = [one for one in chunks if one.number not in self.lost]
         counting = self.behind if self.is_reordered else [one for one in self.chunks if one.kind == CHUNK]
         known = self.root.length if self.root is not None and self.root.is_reordered else 0
         self.end_index = max(known, *(one.end for one in counting), 0)
 
     def _take_root(self, pread: PRead, header: Header, group: int) -> None:
-        is_sound = fits_crc32(header.nbytes, header.crc32)
-        data = pread(header.payload_offset, header.nbytes, is_sound)
-        if not is_sound(data):
+        data = read_sound(pread, header.payload)
+        if data is None:
             self.unread = header, group
             return
         self.unread = None
@@ -220,41 +215,28 @@ class Chain:
     # --- the end of the file ---
 
     def listed(self, root: Root, new: Sequence[Header] = ()) -> list[Header]:
-        """List the entries behind the head for a zip directory, the newest of each name.
+        """List the entries for a zip directory, the newest of each name.
 
         root: says which columns the archive has. new: entries to come.
         """
-        entries = self.entries.copy()
-        for header in new:
-            entries.pop(header.name, None)
-            entries[header.name] = header
+        newest = self.entries | {header.name: header for header in new}
         named = {*map(column_name, root.labels), *([] if root.keys is None else [KEYS_NAME])}
         return [
             one
-            for one in entries.values()
+            for one in sorted(newest.values(), key=lambda one: one.number)
             if one.number not in self.lost and (one.kind not in (COLUMN, KEYS) or one.name in named)
         ]
 
-    def head_header(self, pread: PRead) -> Header:
-        """Read the header of the head; CorruptArchiveError if it changed since it was read."""
-        header = parse_header(pread(0, PAGE, is_head))
-        if header is None:
-            raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
-        return header
-
-    def directory(self, pread: PRead) -> bytes:
+    def directory(self) -> bytes:
         """Pack the zip directory of a sealed archive."""
         assert self.root is not None
         assert self.root_header is not None
-        entries = [self.head_header(pread), *self.listed(self.root)]
-        return pack_directory(entries, self.root_header.payload_end)
+        return pack_directory(self.listed(self.root), self.root_header.payload_end)
 
     @property
     def end(self) -> int:
         """Bytes of the file without a torn tail."""
         if not self.sealed:
-            return self.first.offset if self.last is None else self.last.payload_end
-        assert self.root is not None
+            return self.last.payload_end
         assert self.root_header is not None
-        names = [header.name for header in self.listed(self.root)]
-        return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
+        return self.root_header.payload_end + len(self.directory())

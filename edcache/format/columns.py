@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -19,10 +20,9 @@ def write_stream(labels: pa.Table) -> bytes | memoryview:
     if not labels.num_columns:
         return b""
     sink = pa.BufferOutputStream()
-    columns = [column.combine_chunks() for column in labels.columns]
-    columns = [one.chunk(0) if isinstance(one, pa.ChunkedArray) else one for one in columns]
-    with pa.ipc.new_stream(sink, labels.schema.remove_metadata()) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=labels.schema.remove_metadata()))
+    table = labels.replace_schema_metadata(None).combine_chunks()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
     return memoryview(sink.getvalue())
 
 
@@ -38,7 +38,7 @@ def read_stream(data: Any, rows: int) -> pa.Table:
     for kind in table.schema.types:
         if not is_label_type(kind):
             raise LaterReleaseError.needing(f"the label type {str(type_to_json(kind))[:80]!r}")
-    return _check(table)
+    return _checked(table)
 
 
 def write_column(
@@ -49,27 +49,22 @@ def write_column(
     file = pa.PythonFile(_Sink(write), mode="w")
     with pa.ipc.new_file(file, schema) as writer:
         for array in arrays:
-            for at in range(0, len(array), BATCH_ROWS):
-                batch = pa.RecordBatch.from_arrays([array.slice(at, BATCH_ROWS)], schema=schema)
-                writer.write_batch(batch)
+            writer.write_table(pa.Table.from_arrays([array], schema=schema), BATCH_ROWS)
     file.flush()
 
 
-class _Sink:
+class _Sink(io.RawIOBase):
     """File object for pyarrow to write to."""
-
-    closed = False
 
     def __init__(self, write: Callable[[Any], object]) -> None:
         self._write = write
 
+    def writable(self) -> bool:
+        return True
+
     def write(self, data: Any) -> int:
         self._write(memoryview(data))
         return len(data)
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
@@ -79,13 +74,10 @@ def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.Chunke
             table = file.read_all()
         if table.column_names != [name] or table.num_rows != rows or table.schema.field(0).type != kind:
             raise ValueError(f"it is {str(table.schema)[:200]} of {table.num_rows:,} rows")
-        return _check(table).column(0)
+        return _checked(table).column(0)
 
 
-def _check(table: pa.Table) -> pa.Table:
+def _checked(table: pa.Table) -> pa.Table:
     """Return a table without metadata; ValueError if a value points out of its buffers."""
-    for column in table.schema:
-        if not is_label_type(column.type):
-            raise ValueError(f"column {column.name[:80]!r} is {str(column.type)[:80]}, which no writer makes")
     table.validate(full=True)
     return table.replace_schema_metadata(None)

@@ -26,7 +26,7 @@ whose crc32 was not compared. A reader need not compare it: each row is bound to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -34,10 +34,10 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
+from edcache.format.arrays import addressing, from_numpy, missing_rows, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import CHUNK, PART, Header, PRead, came_again, reported, stored_crc32
+from edcache.format.entries import CHUNK, PART, Header, Place, PRead, came_again, reported, stored_crc32
 from edcache.format.key_table import KEY_COLUMN, KeyTable, column_hashes, has_keys, pack_keys
 from edcache.format.records import (
     MAX_SCHEMAS,
@@ -49,7 +49,7 @@ from edcache.format.records import (
     bound,
     salt,
 )
-from edcache.format.root import Place, Root, read_places
+from edcache.format.root import Root, read_places
 from edcache.format.types import cast, joined_schema
 
 TableOf = Callable[[Header], ChunkTable | None]
@@ -94,11 +94,10 @@ class Contents:
         # Chunks before an index of another order have other numbers.
         of_chunks = of_chunks and not chain.is_reordered
         root = self._root = None if of_chunks else last
-        self._is_checked = root is None or not checks_index
+        self._unchecked = root.index if root is not None and checks_index else None
         self.columns = {} if root is None else dict(root.labels)
         dropped = () if last is None else last.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
-        self._behind = {header.number for header in [*chain.behind, *parts]}
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
@@ -106,7 +105,7 @@ class Contents:
         kinds = {name: column.type for name, column in self.columns.items()}
         schema = pa.schema([(name, kinds.get(name, pa.null())) for name in self._names])
         label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
-        # Chunks that read, with the number of each of their schemas here.
+        # Chunks that read, with the number of each of their schemas here. What the root has includes all before it.
         self._chunks: list[tuple[Header, Ints]] = []
         counting = [one for one in chain.chunks if one.kind == CHUNK] if of_chunks else chain.behind
         end = max([chain.length or 0, 0 if last is None else last.length, *(one.end for one in counting)])
@@ -116,7 +115,7 @@ class Contents:
                 continue
             if header.kind == PART:
                 header = replace(header, first=end, end=end + len(table.rows))
-                table, end = _numbered(table, header), header.end
+                end = header.end
             if header.table_nbytes <= room:
                 room -= header.table_nbytes
                 self._kept[header.number] = table
@@ -137,60 +136,46 @@ class Contents:
 
     def held(self) -> Ints:
         """List the samples that have a record, rising: int64 [n]; of 10**9 samples few may have one."""
-        root = self._root
-        known = (
-            []
-            if root is None
-            else [
-                first
-                + np.flatnonzero(self._of_root(first, min(WINDOW, root.length - first))["flags"] & PRESENT)
-                for first in range(0, root.length, WINDOW)
-            ]
-        )
-        own = [table.samples for table, _ in self._tables(0, self.length)]
+        windows = self._of_root(0, self.length)
+        known = [first + np.flatnonzero(rows["flags"] & PRESENT) for first, rows in windows]
+        own = [samples for samples, _, _ in self._tables(0, self.length)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *known, *own]))
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop` as in memory, new; all zeros for an absent one."""
-        root = self._root
         try:
             rows = np.zeros(stop - start, ROW)  # takes memory as it is written
         except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
             what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
-        if not self._is_checked:
-            self._check_index()
-        of_root = start if root is None else min(stop, root.length)
-        for first in range(start, of_root, WINDOW):
-            count = min(of_root - first, WINDOW)
-            rows[first - start : first - start + count] = self._of_root(first, count)
-        for table, numbers in self._tables(start, stop):
-            samples, own = table.samples, table.rows
-            if np.any(numbers != np.arange(len(numbers))):
-                own = own.copy()
-                own["schema"] = numbers[own["schema"]]
+        self._check_index()
+        for first, known in self._of_root(start, stop):
+            rows[first - start : first - start + len(known)] = known
+        for samples, table, numbers in self._tables(start, stop):
             places, inside = _places(samples, start, stop)
-            rows[places] = own[inside]
+            rows[places] = table.rows[inside]
+            rows["schema"][places] = numbers[table.rows["schema"][inside]]
         return rows
 
-    def _of_root(self, first: int, count: int) -> Rows:
-        """Read rows of the index of the last root, as in memory."""
-        assert self._root is not None
-        offset = self._root.index.offset
-        # All were checked together: that these are the same, a second answer tells.
-        data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count, came_again())
-        rows = np.frombuffer(data, ROW, count)
-        return bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
+    def _of_root(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
+        """Yield the rows of a range that the last root has, as in memory: windows, each with its first sample."""
+        if self._root is None:
+            return
+        offset, end = self._root.index.offset, min(stop, self._root.length)
+        for first in range(start, end, WINDOW):
+            count = min(end - first, WINDOW)
+            # All were checked together: that these are the same, a second answer tells.
+            data = self._pread(offset + ROW.itemsize * first, ROW.itemsize * count, came_again())
+            rows = np.frombuffer(data, ROW, count)
+            yield first, bound(np.arange(first, first + count), rows, salt(self._chain.head.uuid, offset))
 
     def _check_index(self) -> None:
-        assert self._root is not None
-        position, nbytes, expected = self._root.index
-        if stored_crc32(self._pread, position, nbytes, expected) != expected:
-            where = self._chain.where
+        where, index = self._chain.where, self._unchecked
+        if index is not None and stored_crc32(self._pread, index) != index.crc32:
             raise CorruptArchiveError(
-                f"{where}: index.rows at offset {position:,} fails its crc32", path=where
+                f"{where}: index.rows at offset {index.offset:,} fails its crc32", path=where
             )
-        self._is_checked = True
+        self._unchecked = None
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> pa.Array:
         """Return the values of a label column for samples from `start` to `stop`; null for an absent one."""
@@ -209,10 +194,8 @@ class Contents:
             before = one_chunk(stored.slice(start, stop - start))
             put(slice(0, len(before)), before)
         if name in self._names:
-            # A column of the root includes all chunks before it.
-            behind = self._behind if stored is not None else None
-            for table, _ in self._tables(start, stop, behind):
-                places, inside = _places(table.samples, start, stop)
+            for samples, table, _ in self._tables(start, stop):
+                places, inside = _places(samples, start, stop)
                 chunk = table.labels.column(name).chunk(0)
                 put(places, chunk if type(inside) is slice else chunk.take(from_numpy(inside, pa.int64())))
         if not parts:
@@ -238,28 +221,24 @@ class Contents:
         column = self.column(KEY_COLUMN)
         if not has_keys(column.type):
             return None
-        samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        data, crc, count = pack_keys(column_hashes(column.drop_null()), samples)
-        return KeyTable(data, crc, count, self.length, self._chain.where)
+        table = pack_keys(column_hashes(column.drop_null()), np.flatnonzero(~missing_rows(column)))
+        return KeyTable(*table, self.length, self._chain.where)
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yield consecutive ranges of samples, of at most `WINDOW`."""
         for start in range(0, self.length, WINDOW):
             yield start, min(start + WINDOW, self.length)
 
-    def _tables(
-        self, start: int, stop: int, chosen: Set[int] | None = None
-    ) -> Iterator[tuple[ChunkTable, Ints]]:
-        """Yield the tables of chunks with samples of a range, and the numbers of their schemas, in order."""
+    def _tables(self, start: int, stop: int) -> Iterator[tuple[Ints, ChunkTable, Ints]]:
+        """Yield the samples and tables of chunks with some of a range, and the numbers of their schemas, in order."""
         for header, numbers in self._chunks:
-            is_chosen = chosen is None or header.number in chosen
-            if is_chosen and header.first < stop and header.end > start:
-                table = self._kept.get(header.number)
-                if table is None and (read := self._table_of(header)) is not None:
-                    table = _numbered(read, header)
+            if header.first < stop and header.end > start:
+                table = self._kept.get(header.number) or self._table_of(header)
                 if table is None:
                     raise CorruptArchiveError(f"{self._chain.where}: {header.name} changed while it was read")
-                yield table, numbers
+                # The header of a part has the numbers that its samples have here.
+                is_part = header.kind == PART
+                yield np.arange(header.first, header.end) if is_part else table.samples, table, numbers
 
     def _stored(self, name: str) -> pa.ChunkedArray | None:
         """Read a column of the root; the last one is kept, for the next window."""
@@ -274,81 +253,64 @@ class Contents:
 def column_of_records(field: pa.Field, tables: Iterable[ChunkTable], rows: Rows) -> pa.Array | None:
     """Make a label column of what chunks say of the records of rows; None if they do not have all records.
 
-    A record has its place in one chunk, also if its sample got another number since.
+    A record has its place in one chunk, also if its sample got another number since. A damaged row has another crc32:
+    it may name the record of another sample, and its own sample gets null.
+
+    rows: of all samples, as in memory.
     """
     known = [table for table in tables if field.name in table.labels.column_names]
     values = [cast(table.labels.column(field.name).chunk(0), field.type) for table in known]
-    offsets = np.concatenate([np.empty(0, np.uint64), *(table.rows["offset"] for table in known)])
-    order, held = np.argsort(offsets), np.flatnonzero(rows["flags"] & PRESENT)
-    at = np.searchsorted(offsets, rows["offset"][held], sorter=order)
-    if np.any(at == len(offsets)) or np.any(offsets[order[at]] != rows["offset"][held]):
+    stored = np.concatenate([np.empty(0, ROW), *(table.rows for table in known)])
+    order, held = np.argsort(stored["offset"]), np.flatnonzero(rows["flags"] & PRESENT)
+    at = np.searchsorted(stored["offset"], rows["offset"][held], sorter=order)
+    if np.any(at == len(stored)) or np.any(stored["offset"][order[at]] != rows["offset"][held]):
         return None
     pick = np.full(len(rows), -1)
-    pick[held] = order[at]
+    pick[held] = np.where(stored["crc32"][order[at]] == rows["crc32"][held], order[at], -1)
     return pa.concat_arrays([pa.nulls(0, field.type), *values]).take(from_numpy(pick, pa.int64(), pick < 0))
 
 
 class StoredLabels:
-    """Label columns of a sealed archive, each read and checked at its first use.
+    """Label columns of a sealed archive, each checked when it is read. None is kept.
 
     Args:
         read: reads the bytes of several places, None for one that fails its crc32. where: the archive's path.
     Attributes: schema, num_rows: as of a pyarrow Table.
-    Raises: CorruptArchiveError, at the first use of a column that is damaged.
-    Safety: threads may use it at once; two may then read the same column.
     """
 
     def __init__(
-        self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
+        self, root: Root, read: Callable[[Sequence[Place]], Sequence[bytes | memoryview | None]], where: str
     ) -> None:
         self.num_rows = root.length
         self._root, self._read, self._where = root, read, where
-        self._columns: dict[str, pa.ChunkedArray] = {}
 
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns."""
-        return self._root.schema
+        return pa.schema([(name, column.type) for name, column in self._root.labels.items()])
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns, in their order."""
         return list(self._root.labels)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the columns that were read so far."""
-        return sum(column.nbytes for column in self._columns.values())
-
-    @property
-    def table(self) -> pa.Table:
-        """All columns."""
-        self.read(self.column_names)
-        return pa.table([self._columns[name] for name in self.column_names], schema=self.schema)
-
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column, a view of the bytes that were read."""
-        if name not in self._columns:
-            self.read([name])
-        return self._columns[name]
+        """Read a column. Raises: CorruptArchiveError, it is damaged."""
+        return self.columns([name])[name]
 
-    def read(self, names: Iterable[str]) -> None:
-        """Read the columns that are not in memory yet, together."""
-        new = [name for name in names if name not in self._columns]
-        places = [self._root.labels[name].place for name in new]
-        for name, data, place in zip(new, self._read(places) if new else (), places, strict=True):
+    def columns(self, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
+        """Read columns together, as views of the bytes that were read. Raises: CorruptArchiveError, one is damaged."""
+        places = [self._root.labels[name].place for name in names]
+        columns = {}
+        for name, data, place in zip(names, self._read(places), places, strict=True):
             if data is None:
                 raise CorruptArchiveError(
                     f"{self._where}: the label column {name!r} at offset {place.offset:,} fails its crc32; "
                     f'"edcache copy {self._where} -o NEW --skip-damaged" keeps what is sound',
                     path=self._where,
                 )
-            self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
-
-
-def _numbered(table: ChunkTable, header: Header) -> ChunkTable:
-    """Return the table of a chunk; of a part with the numbers that its header has here."""
-    return replace(table, samples=np.arange(header.first, header.end)) if header.kind == PART else table
+            columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
+        return columns
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:

@@ -52,7 +52,8 @@ MAX_LENGTH: Final = 1 << 62
 HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
 PART: Final = 8 | CHUNK
 """Kind of a chunk whose records count if the rows of a later root name them."""
-_ALONE: Final = CHUNK, NOTE, PART
+ALONE: Final = CHUNK, NOTE, PART
+"""Kinds of entries that are a group each."""
 _KINDS: Final = {*range(7), PART}
 
 LOCK_APPEND: Final = 1 << 62
@@ -67,16 +68,14 @@ _ZIP64: Final = struct.Struct("<HHQQ")  # 20 bytes
 # id, size, version, kind, uuid, number, offset, next, link, durable, first, end, table bytes and crc32, crc32
 _PRIVATE: Final = struct.Struct("<HHHH16sQQQQQQQQII")  # 96 bytes
 _PRIVATE_ID: Final = 0x6465
-CRC32_FROM_LINK: Final = struct.calcsize(
-    "<QQQQQI"
-)  # of a header: from the begin of its link to its own crc32
+# Of a header, from the begin of its link to its own crc32.
+CRC32_FROM_LINK: Final = struct.calcsize("<QQQQQI")
 _FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size
 LEAST_HEADER_NBYTES: Final = 192
 MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
 _DEVICES: Final = {"con", "prn", "aux", "nul", *(f"{port}{k}" for port in ("com", "lpt") for k in range(10))}
 DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
 _PIECE_NBYTES: Final = 1 << 24  # several answers of a far file at once
-_PASSES: Final = 2  # over bytes that fail a sum of several pieces: two wrong answers may be alike
 MAX32: Final = 0xFFFFFFFF
 UUID_PLACE: Final = slice(70, 86)
 """Bytes of a file that have the uuid of its head."""
@@ -113,6 +112,21 @@ def or_absent(is_sound: Sound) -> Sound:
     """Make the check of a place where nothing need stand: it is believed if three answers are alike."""
     is_same = came_again(3)
     return lambda data: is_sound(data) or is_same(data)
+
+
+class Place(NamedTuple):
+    """Range of bytes of the file, and their crc32."""
+
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+def read_sound(pread: PRead, place: Place) -> bytes | None:
+    """Read the bytes of a place; None if they fail their crc32."""
+    is_sound = fits_crc32(place.nbytes, place.crc32)
+    data = pread(place.offset, place.nbytes, is_sound)
+    return data if is_sound(data) else None
 
 
 def align(position: int, multiple: int) -> int:
@@ -184,6 +198,11 @@ class Header:
         """Offset of the end of the payload."""
         return self.payload_offset + self.nbytes
 
+    @property
+    def payload(self) -> Place:
+        """Place of the payload."""
+        return Place(self.payload_offset, self.nbytes, self.crc32)
+
 
 def pack_header(header: Header) -> bytes:
     """Pack a header."""
@@ -213,26 +232,10 @@ def parse_header(data: bytes) -> Header | None:
     if end > len(data) or not name.isascii():
         return None
     nbytes = _ZIP64.unpack_from(data, LOCAL.size + name_nbytes)[2]
-    (
-        own,
-        _,
-        version,
-        kind,
-        uuid,
-        number,
-        offset,
-        following,
-        link,
-        durable,
-        first,
-        stop,
-        table,
-        table_crc,
-        crc,
-    ) = _PRIVATE.unpack_from(data, end - _PRIVATE.size)
-    place = number, offset, nbytes, payload_crc, following, link, durable
-    after = link_after(data[:end])
-    header = Header(kind, name, uuid, *place, first, stop, table, table_crc, after, version)
+    # From "next" on the fields of a header stand in the order of `Header`.
+    own, _, version, kind, uuid, number, offset, *rest, crc = _PRIVATE.unpack_from(data, end - _PRIVATE.size)
+    said = [number, offset, nbytes, payload_crc, *rest, link_after(data[:end]), version]
+    header = Header(kind, name, uuid, *said)
     is_sound = own == _PRIVATE_ID and crc == crc32(data[: end - 4])
     if is_sound and not header.is_later:
         is_sound = version == VERSION and data.startswith(pack_header(header))
@@ -268,10 +271,10 @@ def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> It
     """
     group: list[Header] = []
     while (header := entry_at(pread, size, uuid, cursor, where)) is not None:
-        if header.kind == HEAD or (group and header.kind in _ALONE):
+        if header.kind == HEAD or (group and header.kind in ALONE):
             return
         group.append(header)
-        if header.kind in (*_ALONE, ROOT):
+        if header.kind in (*ALONE, ROOT):
             yield group
             group = []
         cursor = Cursor.behind(header)
@@ -309,30 +312,25 @@ def check_release(header: Header, where: str) -> None:
         raise LaterReleaseError.needing(what).within(where, where)
 
 
-def payload_crc32(pread: PRead, header: Header) -> int:
-    """Compute the crc32 of an entry's payload, to compare with `header.crc32`; reads all of it."""
-    return stored_crc32(pread, header.payload_offset, header.nbytes, header.crc32)
+def stored_crc32(pread: PRead, place: Place) -> int:
+    """Compute the crc32 of the bytes of a place, piece by piece; of fewer if the file ends before.
 
-
-def stored_crc32(pread: PRead, offset: int, nbytes: int, expected: int) -> int:
-    """Compute the crc32 of bytes of a file, piece by piece; of fewer if the file ends before.
-
-    expected: the check of bytes that are far. Of more than one piece the bytes count that come twice alike.
+    A far source sends bytes again that fail the place's crc32. Of more than one piece the bytes count that come twice
+    alike.
     """
+    offset, nbytes, expected = place
     if nbytes <= _PIECE_NBYTES:
         return crc32(pread(offset, nbytes, fits_crc32(nbytes, expected)))
-    crc = _crc32_of(pread, offset, nbytes, lambda: None)
-    for _ in range(_PASSES):
-        if crc != expected:
-            crc = _crc32_of(pread, offset, nbytes, came_again)
-    return crc
-
-
-def _crc32_of(pread: PRead, offset: int, nbytes: int, check: Callable[[], Sound | None]) -> int:
+    # Doubted twice: two wrong answers may be alike.
+    checks: list[Callable[[], Sound | None]] = [lambda: None, came_again, came_again]
     crc, end = 0, offset + nbytes
-    while offset < end and (part := pread(offset, min(_PIECE_NBYTES, end - offset), check())):
-        crc = crc32(part, crc)
-        offset += len(part)
+    for check in checks:
+        crc, at = 0, offset
+        while at < end and (part := pread(at, min(_PIECE_NBYTES, end - at), check())):
+            crc = crc32(part, crc)
+            at += len(part)
+        if crc == expected:
+            break
     return crc
 
 

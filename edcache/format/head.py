@@ -16,23 +16,22 @@ from edcache.format.entries import (
     MAX_LENGTH,
     PAGE,
     VERSION,
-    Cursor,
     Header,
     PRead,
     align,
     crc32,
-    fits_crc32,
     header_nbytes,
     or_absent,
     pack_header,
     parse_header,
+    read_sound,
     reported,
 )
 from edcache.format.key_table import KEY_COLUMN
+from edcache.format.records import texts_of
 
 MAX_HEAD_NBYTES: Final = 1 << 20
 HEAD_NAME: Final = "edcache.json"
-_BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 
 
 READS: Final = frozenset[str]()
@@ -104,8 +103,8 @@ def pack_head(head: Head) -> bytes:
     return pack_header(header) + payload
 
 
-def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
-    """Read the head; return it with the cursor of the first entry.
+def read_head(pread: PRead, where: str) -> tuple[Head, Header]:
+    """Read the head; return it with its header.
 
     Raises: CorruptArchiveError, it is no archive or the head is damaged; LaterReleaseError.
     """
@@ -118,16 +117,15 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     if header is None or header.kind != HEAD or header.offset or header.next != header.payload_end:
         found = "fails its checksum" if header is None else f"is gone: {header.name[:80]} stands there"
         raise CorruptArchiveError(f"{where}: the head at offset 0 {found}; {_REMEDY}", path=where)
-    is_sound = fits_crc32(header.nbytes, header.crc32)
-    payload = pread(header.payload_offset, min(header.nbytes, MAX_HEAD_NBYTES), is_sound)
-    if len(payload) != header.nbytes or crc32(payload) != header.crc32:
+    payload = read_sound(pread, header.payload) if header.nbytes <= MAX_HEAD_NBYTES else None
+    if payload is None:
         found = f"the head's {header.nbytes:,} bytes fail their crc32"
         raise CorruptArchiveError(f"{where}: {found}; {_REMEDY}", path=where)
     with reported(f"{where}: the head", where):
         head = parsed_head(base.loads(payload))
         if head.uuid != header.uuid:
             raise ValueError("its uuid is not that of its entry")
-    return head, Cursor.behind(header)
+    return head, header
 
 
 def is_head(page: bytes | memoryview) -> bool:
@@ -141,7 +139,7 @@ def is_head(page: bytes | memoryview) -> bool:
 
 def begins_archive(data: bytes) -> bool:
     """True if an archive of any format version begins with these bytes."""
-    return data[:4] == MAGIC and data[LOCAL.size : _BEGIN] == HEAD_NAME.encode()
+    return data[:4] == MAGIC and data.startswith(HEAD_NAME.encode(), LOCAL.size)
 
 
 def _check_begin(data: bytes, where: str) -> None:
@@ -166,7 +164,7 @@ def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = F
     """
     if type(meta) is not dict:
         raise ValueError(f"{what} is no object")
-    for feature in _texts(meta.get("reads", [])):
+    for feature in texts_of(meta.get("reads", []), "names of features"):
         if feature not in READS:
             raise LaterReleaseError.needing(repr(feature))
     known = {*keys}
@@ -175,13 +173,7 @@ def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = F
             raise LaterReleaseError.needing(f"the key {key[:80]!r} of {what}")
     if type(meta.get(MORE, {})) is not dict or not (optional or meta.keys() == known):
         raise ValueError(f"{what} lacks a key")
-    _texts(meta.get("writes", []))
-
-
-def _texts(value: Any) -> list[str]:
-    if type(value) is not list or not all(type(one) is str for one in value):
-        raise ValueError("names of features that are no texts")
-    return value
+    texts_of(meta.get("writes", []), "names of features")
 
 
 def check_writable(names: Iterable[str], where: str) -> None:

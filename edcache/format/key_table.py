@@ -56,13 +56,10 @@ def stored_keys(given: Collection[object]) -> list[str]:
 
 def _text_of(key: object) -> str:
     plain = _plain(key, key)
-    return plain if isinstance(plain, str) and _is_stored_bare(plain) else written_key(plain)
-
-
-def _is_stored_bare(text: str) -> bool:
     with suppress(UnicodeEncodeError):  # of a lone surrogate, as in the name of a file
-        return not text.encode().startswith(b"\0")
-    return False
+        if isinstance(plain, str) and not plain.encode().startswith(b"\0"):
+            return plain
+    return written_key(plain)
 
 
 def written_key(key: object) -> str:
@@ -193,8 +190,6 @@ class KeyTable:
         """Return the sample of each hash, uint64 [n, 2]: int64 [n], -1 for none. Raises: CorruptArchiveError."""
         wanted, lower = np.ascontiguousarray(hashes[:, 0]), hashes[:, 1]
         found = np.full(len(wanted), -1, np.int64)
-        if not self.count:
-            return found
         at = np.searchsorted(self._upper, wanted)
         self._check_bounds(at, wanted)
         open_rows = np.arange(len(wanted))

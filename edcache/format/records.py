@@ -10,11 +10,9 @@ turns the one into the other where rows enter and leave the file; an index that 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import struct
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final
 
@@ -26,16 +24,14 @@ from edcache.base import CorruptArchiveError, Ints, LaterReleaseError, once
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, write_stream
 from edcache.format.entries import (
-    CHUNK,
     LATTICE,
     MAX_LENGTH,
-    PART,
     Header,
+    Place,
     PRead,
     align,
     crc32,
-    fits_crc32,
-    payload_crc32,
+    read_sound,
     reported,
 )
 
@@ -49,13 +45,9 @@ _KNOWN_FLAGS: Final = PRESENT | COMPRESSED
 BLOCK_NBYTES: Final = 1 << 16
 """A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
 MAX_SCHEMAS: Final = 1 << 16
-# Bytes of one record, and of all that are copied together: small enough for the processor's cache.
-_GATHERED: Final = 1 << 12
-_COPIED_NBYTES: Final = 1 << 18
-# Records whose crc32s are compared at once: fewer gain nothing, and more take more memory than the cache has.
-_LEAST_JOINT, _MOST_JOINT = 64, 256
-# Bytes of a chunk that are read at once: one answer of a far file.
-_WINDOW_NBYTES: Final = 1 << 22
+# Records whose crc32s are compared at once: fewer, or ones of more bytes, gain nothing. More take more memory than the
+# processor's cache has.
+_LEAST_JOINT, _MOST_JOINT, _MOST_SIZE = 64, 256, 1 << 10
 # Four bytes whose crc32 is 0.
 _GAP: Final = np.frombuffer(bytes.fromhex("9d0ad96d"), np.uint8)
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -71,47 +63,38 @@ def record_alignment(nbytes: Any) -> Any:
 
 def block_crc32s(record: memoryview | bytes) -> bytes:
     """Pack the crc32s of the blocks of a large record, which are stored behind it; b"" for another."""
-    if len(record) <= BLOCK_NBYTES:
-        return b""
-    crcs = [crc32(record[at : at + BLOCK_NBYTES]) for at in range(0, len(record), BLOCK_NBYTES)]
+    return _crc32s_of_blocks(record) if len(record) > BLOCK_NBYTES else b""
+
+
+def _crc32s_of_blocks(data: memoryview | bytes) -> bytes:
+    crcs = [crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
     return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
 def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
     """Compute the crc32 of each of one or more records in memory: uint32 [n]."""
-    lattice = _lattice(data, offset, nbytes)
-    if lattice is None:
-        extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
-        return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, len(offset))
-    # Records of one size are copied together: a slice of a memoryview takes 0.2 us, a row of an array 0.06.
-    parts = np.array_split(offset // LATTICE, -(-len(offset) * lattice.shape[1] // _COPIED_NBYTES) or 1)
-    crcs = itertools.chain.from_iterable(map(crc32, lattice[part]) for part in parts)
-    return np.fromiter(crcs, np.uint32, len(offset))
+    extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
+    return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, len(offset))
 
 
-def _lattice(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint8] | None:
-    """View memory as rows of the size of a record: row k begins at byte 8 * k; None for large or several sizes."""
-    size = int(nbytes[0])
-    if size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)):
-        return None
-    shape = (len(data) - size) // LATTICE + 1, size
-    rows: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, data, 0, (LATTICE, 1))
-    return rows
-
-
-def _are_jointly_sound(lattice: npt.NDArray[np.uint8], offset: Ints, crcs: npt.NDArray[np.uint32]) -> bool:
-    """True if records that are rows of a lattice fit their crc32s: compares the crc32 of many, one behind the other.
+def _are_jointly_sound(data: memoryview, offset: Ints, nbytes: Ints, crcs: npt.NDArray[np.uint32]) -> bool:
+    """True if many small records of one size fit their crc32s: compares the crc32 of them, one behind the other.
 
     A call for each record takes longer than its bytes. One or two turned bits, of records or of rows, are always found:
     a bit of a row's crc32 weighs as much as one bit of the four bytes behind its record, and these are no record's. Of
     more damage one in 4 * 10**9 passes, as of any.
     """
-    weights = _weights(lattice.shape[1])
+    size = int(nbytes[0])
+    if len(offset) < _LEAST_JOINT or size > _MOST_SIZE or np.any((nbytes != size) | (offset % LATTICE != 0)):
+        return False
+    # Row k begins at byte 8 * k.
+    lattice = np.ndarray(((len(data) - size) // LATTICE + 1, size), np.uint8, data, 0, (LATTICE, 1))
+    weights = _weights(size)
     for first in range(0, len(offset), len(weights)):
         part = offset[first : first + len(weights)]
         bits = np.unpackbits(crcs[first : first + len(part)].view(np.uint8), bitorder="little")
         changes = weights[len(weights) - len(part) :].reshape(-1) * bits
-        apart = np.empty((len(part), len(_GAP) + lattice.shape[1]), np.uint8)
+        apart = np.empty((len(part), len(_GAP) + size), np.uint8)
         apart[:, : len(_GAP)] = _GAP
         apart[:, len(_GAP) :] = lattice[part // LATTICE]
         if crc32(apart) != np.bitwise_xor.reduce(changes):
@@ -132,7 +115,7 @@ def _weights(size: int) -> npt.NDArray[np.uint32]:
     """
     zeros = bytes(len(_GAP) + size)
     of_zeros = crc32(zeros)
-    weights = np.empty((min(_MOST_JOINT, _COPIED_NBYTES // max(size, 1)), 32), np.uint32)
+    weights = np.empty((_MOST_JOINT, 32), np.uint32)
     shifted = [1 << bit for bit in range(32)]
     for row in weights[::-1]:
         row[:] = shifted
@@ -193,8 +176,7 @@ def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bo
     offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
     if nbytes.max() <= BLOCK_NBYTES:
         crcs = np.ascontiguousarray(rows["crc32"])
-        lattice = _lattice(data, offset, nbytes) if len(rows) >= _LEAST_JOINT else None
-        if lattice is not None and _are_jointly_sound(lattice, offset, crcs):
+        if _are_jointly_sound(data, offset, nbytes, crcs):
             return np.ones(len(rows), np.bool_)
         sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == crcs
         return sound
@@ -216,8 +198,8 @@ def blocks_fit(crc: int, data: memoryview, behind: memoryview, first: int = 0) -
     """True if blocks of a large record, from the one numbered `first` on, fit their crc32s, and these the row's."""
     if crc32(behind) != crc:
         return False
-    crcs = [crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
-    return crcs == behind.cast("I")[first : first + len(crcs)].tolist()
+    own = _crc32s_of_blocks(data)
+    return behind[4 * first :][: len(own)] == own
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -237,15 +219,13 @@ class Failure:
 
 def failures_of(value: Any) -> list[Failure]:
     """Parse the JSON of failures; ValueError for anything else."""
-    kinds = (int, bool, str, str, str)
-    if type(value) is not list or any(
-        type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value
-    ):
-        raise ValueError("its failures are none")
-    failures = [Failure(*entry) for entry in value]
-    if any(not 0 <= failure.index < MAX_LENGTH for failure in failures):
-        raise ValueError("one of its failures is none")
-    return failures
+    if type(value) is not list:
+        raise ValueError("its failures are no list")
+    kinds = [int, bool, str, str, str]
+    for entry in value:
+        if type(entry) is not list or [*map(type, entry)] != kinds or not 0 <= entry[0] < MAX_LENGTH:
+            raise ValueError("one of its failures is none")
+    return [Failure(*entry) for entry in value]
 
 
 @dataclass(frozen=True)
@@ -295,11 +275,9 @@ def records_offset(header: Header) -> int:
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """Read and check the table of a chunk; CorruptArchiveError names chunk and offset. Raises: LaterReleaseError."""
-    assert header.kind in (CHUNK, PART)
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    is_sound = fits_crc32(header.table_nbytes, header.table_crc32)
-    data = pread(header.payload_offset, header.table_nbytes, is_sound)
-    if not is_sound(data):
+    data = read_sound(pread, Place(header.payload_offset, header.table_nbytes, header.table_crc32))
+    if data is None:
         raise CorruptArchiveError(
             f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
         )
@@ -332,49 +310,16 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         return ChunkTable(samples, rows, schemas, view[at + text_nbytes :], place, where)
 
 
-def chunk_windows(pread: PRead, header: Header, rows: Rows) -> Iterator[tuple[slice, int, memoryview]]:
-    """Read the payload of a chunk in windows of whole records: yields the rows of each, its offset and its bytes.
-
-    The first one begins with the table. All bytes of a window are checked if they are far: between records are zeros.
-    """
-    stops = [*rows["offset"][1:].tolist(), header.payload_end]
-    at, first = header.payload_offset, 0
-    while first < len(rows):
-        last = max(bisect_right(stops, at + _WINDOW_NBYTES), first + 1)
-        some, start = rows[first:last], at
-
-        def is_sound(data: bytes | memoryview, some: Rows = some, start: int = start) -> bool:
-            view, table = memoryview(data), header.table_nbytes if start == header.payload_offset else 0
-            ends = stored_ends(some) - start
-            gaps = zip([table, *ends.tolist()], [*(some["offset"] - start).tolist(), len(view)], strict=True)
-            return (
-                (not table or crc32(view[:table]) == header.table_crc32)
-                and bool(are_sound(some, view, start).all())
-                and not any(any(view[low:high]) for low, high in gaps)
-            )
-
-        yield slice(first, last), at, memoryview(pread(at, stops[last - 1] - at, is_sound))
-        at, first = stops[last - 1], last
+def texts_of(value: Any, what: str) -> list[str]:
+    """Parse a JSON list of texts; ValueError for anything else."""
+    if type(value) is not list or not all(type(one) is str for one in value):
+        raise ValueError(f"{what} that are no texts")
+    return value
 
 
-def is_payload_sound(pread: PRead, header: Header, where: str) -> bool:
-    """True if all bytes of the payload of an entry fit its crc32."""
-    crc = 0
-    try:
-        rows = read_table(pread, header, where).rows if header.kind in (CHUNK, PART) else None
-    except (CorruptArchiveError, LaterReleaseError):
-        rows = None
-    if rows is None:
-        return payload_crc32(pread, header) == header.crc32
-    for _, _, data in chunk_windows(pread, header, rows):
-        crc = crc32(data, crc)
-    return crc == header.crc32
-
-
-def schemas_of(schemas: Any) -> list[str]:
+def schemas_of(value: Any) -> list[str]:
     """Parse the JSON of schemas; ValueError for anything else."""
-    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
-        raise ValueError("its schemas are not texts")
+    schemas = texts_of(value, "schemas")
     if len(schemas) > MAX_SCHEMAS:
         raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
     return schemas

@@ -7,7 +7,7 @@ A sealed file ends so:
     zip64 end, its locator
     end record                  its comment tells offset, bytes and crc32 of the payload of root.json
 
-- A reader takes the last 64 KiB, reads the comment, and has the root, mostly from the same bytes (`read_root`). It
+- A reader takes the last 64 KiB, and then the root that the comment names, mostly of the same bytes (`read_root`). It
   reads no record of the directory: these are for unzip and other programs.
 - So an archive is sealed if it ends in a comment, and the root fits the crc32 there. The zip64 locator says where it
   ends: bytes of its own end that stand behind it again are a torn tail as any others. As soon as entries are appended
@@ -26,7 +26,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from edcache import base
 from edcache.base import LaterReleaseError
@@ -36,15 +36,16 @@ from edcache.format.entries import (
     MAX32,
     VERSION,
     Header,
+    Place,
     PRead,
     align,
     came_again,
-    fits_crc32,
     or_absent,
+    read_sound,
     reported,
 )
 from edcache.format.head import Head, check_known, is_count, parsed_head
-from edcache.format.records import ROW, Failure, failures_of, fits, schemas_of
+from edcache.format.records import ROW, Failure, failures_of, fits, schemas_of, texts_of
 from edcache.format.types import is_type_json, type_of_json
 
 TAIL_NBYTES: Final = 1 << 16
@@ -65,14 +66,6 @@ _MODE: Final = 0o100644 << 16
 _MAX16: Final = 0xFFFF
 
 
-class Place(NamedTuple):
-    """Range of bytes of the file, and their crc32."""
-
-    offset: int
-    nbytes: int
-    crc32: int
-
-
 class KeysPlace(NamedTuple):
     """Range of bytes of the table of keys; crc32 of the crc32s of its blocks, or of one block; number of keys."""
 
@@ -84,6 +77,9 @@ class KeysPlace(NamedTuple):
     def fits(self, data: bytes | memoryview) -> bool:
         """True if bytes fit the table's sum."""
         return fits(self.crc32, 24 * self.items, memoryview(data))
+
+
+P = TypeVar("P", Place, KeysPlace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +136,6 @@ class Root:
             return self.head
         return replace(self.head, length=self.length, fingerprint=self.fingerprint)
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the label columns."""
-        return pa.schema([(name, column.type) for name, column in self.labels.items()])
-
 
 _FIELDS: Final = tuple(one.name for one in fields(Root))
 
@@ -171,21 +162,21 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
         meta["head"] = parsed_head(meta["head"])
         meta["failures"] = failures_of(meta["failures"])
         schemas_of(meta["schemas"])
+        texts_of(meta["dropped"], "names of columns")
         labels = {}
         for name, (*place, kind, is_added) in meta["labels"].items():
             if not is_type_json(kind):
                 raise LaterReleaseError.needing(f"the label type {str(kind)[:80]!r}")
-            labels[name] = Column(_place(place, size), kind, bool(is_added))
-        meta["labels"], meta["index"] = labels, _place(meta["index"], size)
+            labels[name] = Column(_place(Place, place, size), kind, bool(is_added))
+        meta["labels"], meta["index"] = labels, _place(Place, meta["index"], size)
         meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
-        meta["keys"] = None if meta["keys"] is None else _keys_place(meta["keys"], size)
+        meta["keys"] = None if meta["keys"] is None else _place(KeysPlace, meta["keys"], size)
         meta |= {name: tuple(meta[name]) for name in ("reads", "writes")}
         root = Root(**meta)
         sound = (
             all(map(is_count, (root.length, root.present, root.chunks)))
             and root.present <= root.length
             and root.index.nbytes == ROW.itemsize * root.length
-            and all(type(name) is str for name in root.dropped)
             and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
             and isinstance(root.fingerprint, dict | None)
             and {type(root.is_reordered), type(root.is_synced)} == {bool}
@@ -195,18 +186,11 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
     return root
 
 
-def _place(value: Any, size: int) -> Place:
-    place = Place(*value)
+def _place(kind: type[P], value: Any, size: int) -> P:
+    place = kind(*value)
     if not all(map(is_count, place)) or place.offset + place.nbytes > size:
         raise ValueError("a place that is not in the file")
     return place
-
-
-def _keys_place(value: Any, size: int) -> KeysPlace:
-    *place, count = value
-    if not is_count(count):
-        raise ValueError("a number of keys that is none")
-    return KeysPlace(*_place(place, size), count)
 
 
 # --- the directory ------------------------------------------------------------------------------------
@@ -219,15 +203,7 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, end, 1)
     last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT_NBYTES)
-    return (
-        central + end64 + locator + last + _COMMENT % (VERSION, root.payload_offset, root.nbytes, root.crc32)
-    )
-
-
-def directory_nbytes(names: Sequence[str]) -> int:
-    """Count the bytes of the directory of entries of these names."""
-    each = _CENTRAL.size + _ZIP64.size
-    return sum(each + len(name) for name in names) + _END64.size + _LOCATOR.size + END_NBYTES
+    return central + end64 + locator + last + _COMMENT % (VERSION, *root.payload)
 
 
 def _pack_central(header: Header) -> bytes:
@@ -244,48 +220,31 @@ def _root_place(tail: bytes | memoryview, size: int) -> Place | None:
     if found is None or len(tail) < _LOCATOR.size + END_NBYTES:
         return None
     _, _, end64, _ = _LOCATOR.unpack_from(tail, len(tail) - END_NBYTES - _LOCATOR.size)
-    place = Place(*(int(number, 16) for number in found.groups()))
-    return place if end64 + _END64.size + _LOCATOR.size + END_NBYTES == size else None
+    place = Place(*[int(number, 16) for number in found.groups()])
+    is_end = end64 + _END64.size + _LOCATOR.size + END_NBYTES == size
+    # A crc32 of nothing is 0, as a power cut leaves it.
+    return place if is_end and 0 < place.nbytes <= size - place.offset else None
 
 
-def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
+def read_places(pread: PRead, places: Sequence[Place]) -> list[bytes | None]:
     """Read the bytes of several places; None for one that fails its crc32."""
-    checks = [fits_crc32(place.nbytes, place.crc32) for place in places]
-    data = [memoryview(pread(*place[:2], check)) for place, check in zip(places, checks, strict=True)]
-    return [one if check(one) else None for one, check in zip(data, checks, strict=True)]
+    return [read_sound(pread, place) for place in places]
 
 
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     """Read the root that the end of a file points at, and its place; None without a sound one.
 
-    Cost: one pread of `TAIL_NBYTES`, and another one if the root is not in them. Raises: CorruptArchiveError: its crc32
-    holds, but no release of edcache wrote it.
+    Cost: one pread of `TAIL_NBYTES`, and one of the root, which is mostly in them. Raises: CorruptArchiveError: its
+    crc32 holds, but no release of edcache wrote it.
     """
     start = align(max(0, size - TAIL_NBYTES), 64)
-    is_end = or_absent(lambda tail: _root_in(tail, size) is not None)
+    is_end = or_absent(lambda tail: _root_place(tail, size) is not None)
     for check in (is_end, came_again()):
-        found = _root_in(pread(start, size - start, check), size)
-        if found is None:
+        place = _root_place(pread(start, size - start, check), size)
+        if place is None:
             return None
-        place, data = found
-        if data is None:
-            (data,) = read_places(pread, [place])
+        data = read_sound(pread, place)
         if data is not None:
             return parse_root(data, size, where), place
         # The comment has no sum of its own: another answer may name another place.
     return None
-
-
-def _root_in(tail: bytes | memoryview, size: int) -> tuple[Place, bytes | memoryview | None] | None:
-    """Return the place of the root that the end of a file names, and its bytes if these are in the tail; None for no
-    root, and for one that fails its crc32.
-    """
-    place = _root_place(tail, size)
-    # A crc32 of nothing is 0, as a power cut leaves it.
-    if place is None or not place.nbytes or place.offset + place.nbytes > size:
-        return None
-    at = place.offset - (size - len(tail))
-    if at < 0:
-        return place, None
-    data = tail[at : at + place.nbytes]
-    return (place, data) if fits_crc32(place.nbytes, place.crc32)(data) else None

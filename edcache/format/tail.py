@@ -32,12 +32,12 @@ import numpy.typing as npt
 from edcache.base import CorruptArchiveError
 from edcache.format.chain import Chain
 from edcache.format.entries import (
+    ALONE,
     CHUNK,
     CRC32_FROM_LINK,
     LEAST_HEADER_NBYTES,
     MAGIC,
     MAX_HEADER_NBYTES,
-    NOTE,
     PAGE,
     PART,
     ROOT,
@@ -46,9 +46,8 @@ from edcache.format.entries import (
     PRead,
     check_release,
     entry_at,
-    fits_crc32,
     parse_header,
-    payload_crc32,
+    read_sound,
     stored_crc32,
     walk,
 )
@@ -87,14 +86,13 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     elif len(start) >= LEAST_HEADER_NBYTES and _is_damaged_header(start, stop.link):
         return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
-    is_other = sealed is not None and sealed[0].head.uuid != chain.head.uuid
-    if (
-        sealed is not None
-        and sealed[1].offset > stop.offset
-        and (is_fresh or is_other or sealed[0].is_synced)
-    ):
-        return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
-    for at, header in later_headers(pread, next_data, _last_payload(chain), size):
+    if sealed is not None:
+        root, place = sealed
+        was_written = is_fresh or root.is_synced or root.head.uuid != chain.head.uuid
+        if was_written and place.offset > stop.offset:
+            return f"{what} root.json follows, the payload at offset {place.offset:,}"
+    # From the last payload on: where bytes were taken out, what follows has moved into it.
+    for at, header in later_headers(pread, next_data, chain.last.payload_offset, size):
         if header.uuid != chain.head.uuid:
             if at == header.offset:
                 return f"{what} {header.name} of another archive stands at offset {at:,}"
@@ -102,16 +100,11 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
         if at == header.offset <= stop.offset:
             continue  # of the seal that is not whole
         check_release(header, chain.where)
-        is_of_seal = header.kind not in (CHUNK, NOTE, PART)
+        is_of_seal = header.kind not in ALONE
         was_synced = header.durable > stop.offset
         if at != header.offset or was_synced or (is_fresh and not is_of_seal):
             return f"{what} {header.name} follows at offset {at:,}"
     return None
-
-
-def _last_payload(chain: Chain) -> int:
-    """Return the offset behind which to look: where bytes were taken out, what follows has moved into a payload."""
-    return chain.first.offset if chain.last is None else chain.last.payload_offset
 
 
 def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
@@ -165,18 +158,18 @@ def later_headers(
 def salvaged(chain: Chain, pread: PRead, next_data: NextData, size: int) -> Chain:
     """Walk a damaged archive again, also behind the damage; returns another chain.
 
-    A chunk, a part or a note counts where it is. A root behind the damage counts if it stands at its offset, as it says
-    where all else lies, and if its index is sound.
+    A chunk, a part or a note counts where it is, also within the last payload, if bytes were taken out. A root behind
+    the damage counts if it stands at its offset, as it says where all else lies, and if its index is sound.
     """
-    found = Chain(chain.head, chain.first, chain.where)
+    found = Chain(chain.head, chain.head_header, chain.where)
     groups = walk(pread, size, found.head.uuid, found.first, found.where)
     walked = [(one.offset, one) for group in groups for one in group]
-    behind = later_headers(pread, next_data, _last_payload(chain), size, chain.head.uuid)
+    behind = later_headers(pread, next_data, chain.last.payload_offset, size, chain.head.uuid)
     for at, header in [*walked, *behind]:
         check_release(header, chain.where)
         one = replace(header, moved=at - header.offset)
-        is_next = found.last is None or found.last.number < one.number
-        counts = one.kind in (CHUNK, NOTE, PART) or (one.kind == ROOT and _counts_alone(pread, one, chain))
+        is_next = found.last.number < one.number
+        counts = one.kind in ALONE or (one.kind == ROOT and _counts_alone(pread, one, chain))
         if is_next and counts and one.payload_end <= size:
             found.add(pread, [one])
     return found
@@ -186,12 +179,11 @@ def _counts_alone(pread: PRead, root: Header, walked: Chain) -> bool:
     """True if a root is of the walked chain, or stands at its offset with a sound index."""
     if walked.root_header is not None and root.number <= walked.root_header.number:
         return True
-    is_sound = fits_crc32(root.nbytes, root.crc32)
-    data = pread(root.payload_offset, root.nbytes, is_sound)
-    if root.moved or not is_sound(data):
+    data = None if root.moved else read_sound(pread, root.payload)
+    if data is None:
         return False
-    place = parse_root(data, root.payload_end, walked.where).index
-    return stored_crc32(pread, *place) == place.crc32
+    index = parse_root(data, root.payload_end, walked.where).index
+    return stored_crc32(pread, index) == index.crc32
 
 
 class Loss(NamedTuple):
@@ -219,7 +211,7 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
     """
     chunks: list[Header] = []
     ends: list[tuple[int, bytes]] = []
-    known = Chain(chain.head, chain.first, chain.where)
+    known = Chain(chain.head, chain.head_header, chain.where)
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
         last, start = group[-1], group[0].offset
         if known.sealed and start > chain.durable:
@@ -232,7 +224,7 @@ def find_loss(chain: Chain, pread: PRead, mended: Collection[int] = ()) -> Loss:
             for one in group
             if one.payload_end > chain.durable
             and one.number not in mended
-            and payload_crc32(pread, one) != one.crc32
+            and stored_crc32(pread, one.payload) != one.crc32
         ]
         if last.kind in (CHUNK, PART):
             chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]
@@ -250,7 +242,7 @@ def _torn_end(chain: Chain, pread: PRead, stop: int) -> list[tuple[int, bytes]]:
     start = chain.root_header.payload_end
     if not 0 <= stop - chain.end < PAGE:
         return []
-    expected = chain.directory(pread).ljust(stop - start, b"\0")
+    expected = chain.directory().ljust(stop - start, b"\0")
     return [(start, expected)] if pread(start, stop - start) != expected else []
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from edcache.base import LabelError
 from edcache.format.arrays import (
-    element_type,
     is_list,
     number_values,
     numpy_dtype,
@@ -75,17 +74,9 @@ def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
 
 def is_widened(old: pa.DataType, new: pa.DataType) -> bool:
     """True if the new type makes integers, or lists of them, floats."""
-    return bool(pa.types.is_integer(element_type(old)) and pa.types.is_floating(element_type(new)))
-
-
-def inexact_integer(column: pa.ChunkedArray) -> int | None:
-    """Find an integer of a column, or in its lists, beyond `EXACT`, which float64 may round; None without one."""
-    for chunk in column.chunks:
-        numbers = number_values(chunk.flatten() if is_list(column.type) else chunk)
-        for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
-            if abs(int(extreme)) > EXACT:
-                return int(extreme)
-    return None
+    if is_list(old) and is_list(new):
+        return is_widened(old.value_type, new.value_type)
+    return bool(pa.types.is_integer(old) and pa.types.is_floating(new))
 
 
 def type_to_json(kind: pa.DataType) -> Any:
@@ -125,9 +116,8 @@ def joined_schema(one: pa.Schema, other: pa.Schema, where: str, piece: str = "ch
             f"{', '.join(other.names) or '(none)'}; write all with the same in_memory_keys"
         )
     kinds = {}
-    for name, old, new in zip(
-        one.names, one.types, (other.field(name).type for name in one.names), strict=True
-    ):
+    for name, old in zip(one.names, one.types, strict=True):
+        new = other.field(name).type
         kinds[name] = merged(old, new)
         if kinds[name] is None:
             raise _clash(name, f"{old} in one {piece} and {new} in another", where)
@@ -153,14 +143,12 @@ def cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(chunk), kind)
     if pa.types.is_float16(chunk.type):
         chunk = widened_float16(chunk)
-    # Unchecked: `merged` and `inexact_integer` have checked it faster than Arrow does.
+    # Unchecked: `merged` and `check_widened` have checked it faster than Arrow does.
     return chunk.cast(kind, safe=False)
 
 
 def cast_table(labels: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     """Cast a table to a schema that `joined_schema` made; LabelError as `check_widened`."""
-    if labels.schema == schema:
-        return labels
     columns = []
     for field in schema:
         column = labels.column(field.name)
@@ -170,27 +158,24 @@ def cast_table(labels: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 
 
 def check_widened(name: str, column: pa.ChunkedArray, kind: pa.DataType, where: str) -> None:
-    """Raise LabelError for an integer of a column that a wider type of floats may round."""
-    inexact = inexact_integer(column) if is_widened(column.type, kind) else None
-    if inexact is not None:
-        raise _clash(
-            name, f"{kind} and has the integer {inexact}, which float64 does not hold exactly", where
-        )
+    """Raise LabelError for an integer of a column, or in its lists, that a wider type of floats may round."""
+    for chunk in column.chunks if is_widened(column.type, kind) else ():
+        numbers = number_values(chunk.flatten() if is_list(column.type) else chunk)
+        for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
+            if abs(int(extreme)) > EXACT:
+                what = f"{kind} and has the integer {extreme}, which float64 does not hold exactly"
+                raise _clash(name, what, where)
 
 
 def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
-    """Join label tables by the names of their columns: one contiguous array each.
+    """Join label tables, one or more, by the names of their columns: one contiguous array each.
 
     Raises: LabelError, as `joined_schema`.
     """
-    if not tables:
-        return pa.table({})
     schema = tables[0].schema
     for table in tables[1:]:
         schema = joined_schema(schema, table.schema, where, piece)
     whole = pa.concat_tables([cast_table(table, schema, where) for table in tables])
-    return (
-        pa.table([one_chunk(column) for column in whole.columns], names=whole.column_names)
-        if schema.names
-        else whole
-    )
+    if not schema.names:
+        return whole
+    return pa.table([one_chunk(column) for column in whole.columns], names=whole.column_names)

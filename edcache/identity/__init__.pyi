@@ -29,4 +29,3 @@ from .spot import generators_kept as generators_kept
 from .spot import held_generators as held_generators
 from .spot import learned as learned
 from .spot import recompute as recompute
-from .spot import with_entry as with_entry

@@ -58,10 +58,8 @@ class Keyed:
         if not tells(source, "sample_key"):
             return None
         keys = _column_of(_told(source, "sample_key"))
-        versions = _versions(source, keys)
-        if versions is None:
-            return cls.stored({KEY_COLUMN: keys})[0]
-        return cls(keys, _joined([pa.array(piece, pa.string()) for piece in batched(versions)]))
+        versions = batched(_versions(source, keys))
+        return cls(keys, _joined([pa.array(piece, pa.string()) for piece in versions]))
 
     @classmethod
     def stored(
@@ -74,17 +72,13 @@ class Keyed:
         keys = columns[KEY_COLUMN]
         versions = columns.get(VERSION_COLUMN, pa.nulls(len(keys), pa.string()).fill_null(""))
         indices = np.flatnonzero(is_present & ~(missing_rows(keys) | missing_rows(versions)))
-        return cls(keys, versions).only(indices), indices
+        if len(indices) < len(keys):
+            rows = from_numpy(indices, pa.int64())
+            keys, versions = keys.take(rows), versions.take(rows)
+        return cls(keys, versions), indices
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    def only(self, indices: Ints) -> Keyed:
-        """Keep some samples, whose indices rise."""
-        if len(indices) == len(self):
-            return self
-        rows = from_numpy(indices, pa.int64())
-        return Keyed(self.keys.take(rows), self.versions.take(rows))
 
     @property
     def columns(self) -> dict[str, pa.Array]:
@@ -116,9 +110,9 @@ class Keyed:
         first_equal: Ints = firsts[numbers]
         return first_equal
 
-    def check_kind(self, there: pa.Array | pa.ChunkedArray, path: str) -> None:
+    def check_kind(self, there: Keyed, path: str) -> None:
         """Raise OptionError if the keys of an archive are in a column of another kind, which takes none of these."""
-        kinds = [_kind_of(column.type) for column in (there, self.keys) if len(column.drop_null())]
+        kinds = [_kind_of(one.keys.type) for one in (there, self) if len(one)]
         if len({*kinds}) > 1:
             raise OptionError(
                 f"{path}: its keys are {kinds[0]}, sample_key() of the source returns {kinds[1]}; use another path, or "
@@ -173,13 +167,12 @@ def _column_of(told: Iterator[list[Any]]) -> pa.Array:
 
 def _array_of(keys: list[Any]) -> pa.Array:
     kinds = {*map(type, keys)}
-    texts = None if kinds == {int} else stored_keys(keys)  # which would take a microsecond each
-    if all(issubclass(kind, int | np.integer) for kind in kinds):
+    if all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
         with suppress(OverflowError):
             return pa.array([*map(int, keys)], pa.int64())
     if all(issubclass(kind, bytes) for kind in kinds):
         return pa.array(keys, pa.binary())
-    return pa.array(texts or stored_keys(keys), pa.string())
+    return pa.array(stored_keys(keys), pa.string())
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
@@ -230,11 +223,11 @@ def versions_of(source: Any) -> list[str]:
     Attributes are the ones with one value a sample, and what all their values share; without any, all versions are "".
     """
     shared = "".join(shared_of(source).values())
-    return [shared + version for version in _versions(source, None) or itertools.repeat("", len(source))]
+    return [shared + version for version in _versions(source, None)]
 
 
-def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
-    """Make an iterator of versions; None if all are "".
+def _versions(source: Any, keys: pa.Array | None) -> Iterator[str]:
+    """Make an iterator of versions, which are "" if nothing tells the samples apart.
 
     keys: of the samples. An attribute with the same values, such as a list of files, is no version.
     """
@@ -242,7 +235,7 @@ def _versions(source: Any, keys: pa.Array | None) -> Iterator[str] | None:
         return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
     found = (_plain(value, keys) for _, value in sorted(values_of(source).items()))
     values = [value for value in found if keys is None or not _are_same(value, keys)]
-    return map(repr, zip(*values, strict=True)) if values else None
+    return map(repr, zip(*values, strict=True)) if values else itertools.repeat("", len(source))
 
 
 def _are_same(values: Sequence[Any], keys: pa.Array) -> bool:

@@ -98,12 +98,6 @@ class FirstSample:
         return cls(float(seconds or 0), value.get("repeats") is not False, rounding, float(call_seconds))
 
 
-def with_entry(fingerprint: dict[str, Any], origin: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a fingerprint with what the one of an archive tells of its first sample."""
-    known = (origin or {}).get(ENTRY)
-    return fingerprint if known is None else {**fingerprint, ENTRY: known}
-
-
 class Recomputed(NamedTuple):
     """Sample that was computed again, as records.
 

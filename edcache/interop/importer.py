@@ -12,7 +12,7 @@ from edcache.dataset import CachedDataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
 from edcache.interop.import_source import OldCache, recipe_of_files
 from edcache.interop.kinds import Kind
-from edcache.storage import local_path
+from edcache.storage import located
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -77,7 +77,7 @@ def import_cache(
 
     >>> import_cache("cached/train.zip", "train.zip", "edflow", num_workers=4)
     """
-    where = os.fspath(local_path(old))
+    where = os.fspath(located(old).local_path())
     source = old_cache(where, kind, trust_pickle=trust_pickle, order=order)
     if keywords.get("on_error") in (None, "raise"):
         source.first()  # raises its own error at once

@@ -60,6 +60,8 @@ class LabelColumns:
     @property
     def nbytes(self) -> int:
         """Bytes of the columns that are in memory."""
+        if isinstance(self._given, StoredLabels):
+            return sum(column.nbytes for column in list(self._columns.values()))
         return 0 if callable(self._given) else int(self._given.nbytes)
 
     @base.once
@@ -68,13 +70,17 @@ class LabelColumns:
         stored = self.stored
         if not stored.column_names:
             return _without_columns(self.num_rows)
-        return stored.table if isinstance(stored, StoredLabels) else stored
+        if not isinstance(stored, StoredLabels):
+            return stored
+        self.read(stored.column_names)
+        return pa.table([self._columns[name] for name in stored.column_names], schema=stored.schema)
 
     def read(self, names: Iterable[str]) -> None:
         """Read columns together, which are else read at their first use; unknown names are ignored."""
         stored, wanted = self.stored, set(names)
         if isinstance(stored, StoredLabels):
-            stored.read([name for name in stored.column_names if name in wanted])
+            new = [name for name in stored.column_names if name in wanted and name not in self._columns]
+            self._columns |= stored.columns(new) if new else {}
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column, of a dictionary's values. Raises: UnknownLabelError."""

@@ -10,20 +10,15 @@ What must never happen: that a record is handed out unchecked; that an error nam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError
-from edcache.format import BLOCK_NBYTES, Rows
-from edcache.reader.index import RecordIndex, Row
-from edcache.storage import ByteSource
-
-Check = Callable[[slice], None]
-"""`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError, MissingSampleError
+from edcache.format import BLOCK_NBYTES
+from edcache.reader.index import Extents, RecordIndex, Row
 
 ByteRange = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""
@@ -34,14 +29,13 @@ _COMPRESSED: Final = format.PRESENT | format.COMPRESSED
 _LEAST_RUN, _MOST_RUN = 8, 256
 # In order, a batch has few runs: this number of records is checked for each of its own, as a call takes as long as 100.
 _AHEAD = 16
-_PROBES = 8
 
 
 class Checks:
     """Checks of one archive in one process.
 
     Args:
-        file: read up to `size`. view: its mapping; None checks a record at every read.
+        extents: bytes of the archive; a record that is not mapped is checked at every read.
         verify: "touch", "always" or "never", as of `ReadOptions`.
     Attributes:
         is_done: True if nothing is left to check. is_trusting: True if no record is ever checked.
@@ -49,13 +43,11 @@ class Checks:
     """
 
     # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
-    def __init__(
-        self, file: ByteSource, view: memoryview | None, size: int, index: RecordIndex, verify: str
-    ) -> None:
-        self._path, self.size, self.index = file.path, size, index
-        self._file, self._view, self._are_cached = file, view, file.are_cached
+    def __init__(self, extents: Extents, index: RecordIndex, verify: str) -> None:
+        self.extents, self.index = extents, index
+        self._path, self._view, self._size = extents.file.path, extents.view, extents.nbytes
         self.is_done = self.is_trusting = verify == "never"
-        self._always = verify == "always" or view is None
+        self._always = verify == "always" or self._view is None
         # A bit for each checked sample; of large records that are read in parts, for each block.
         nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
         self.bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
@@ -80,7 +72,7 @@ class Checks:
 
     # --- one record ---
 
-    def record(self, index: int, row: Row, wanted: ByteRange = None) -> None:
+    def record(self, index: int, row: Row, wanted: ByteRange) -> None:
         """Check a record of the mapped file, or at least its bytes `wanted`.
 
         Raises:
@@ -90,18 +82,19 @@ class Checks:
             return
         assert self._view is not None
         self.check_place(index, row)
-        offset, nbytes = row[:2]
-        end = offset + nbytes
-        behind = self._view[end : end + format.behind_nbytes(nbytes)]
+        end = row[0] + row[1]
+        behind = self._view[end : end + format.behind_nbytes(row[1])]
         if wanted is None or not behind or self._always:
-            self.compare(index, row, self._view[offset : end + len(behind)])
+            self._compare(index, row)
             self.check_known(index, row)
             self._note(index)
         else:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row is `misplaced`."""
+        """Raise MissingSampleError if a sample has no record, CorruptRecordError if its row is `misplaced`."""
+        if not row[4] & format.PRESENT and not self.index.is_dense:
+            raise self._no_record(index)
         why = self.misplaced(row)
         if why is not None:
             raise self.error(index, why)
@@ -110,8 +103,8 @@ class Checks:
         """Tell that a row points out of the file, or contradicts `uniform` of the index."""
         offset, nbytes, _, schema, flags = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
-        if end > self.size:
-            return f"it ends at {end:,}, the file at {self.size:,}"
+        if end > self._size:
+            return f"it ends at {end:,}, the file at {self._size:,}"
         said = self.index
         # The sum tells if a flag that only a later release knows is true.
         is_alike = schema == said.only_schema and not flags & format.COMPRESSED
@@ -128,35 +121,43 @@ class Checks:
         except LaterReleaseError as error:
             raise self.placed(error, index) from None
 
-    def fits(self, index: int, row: Row, stored: memoryview) -> bool:
-        """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
-        return format.fits(self.index.crc32_of(index, row), row[1], stored)
-
-    def blocks_fit(self, index: int, row: Row, data: memoryview, behind: memoryview, first: int) -> bool:
-        """True if blocks of a large record, from the one numbered `first` on, fit the sum of its row."""
-        return format.blocks_fit(self.index.crc32_of(index, row), data, behind, first)
-
-    def compare(self, index: int, row: Row, stored: memoryview) -> None:
-        """Raise CorruptRecordError if a whole record, with the crc32s of its blocks, fails its sum."""
-        if not self.fits(index, row, stored):
-            self._fail(index, row)
-
     def error(self, index: int, why: str) -> CorruptRecordError:
         """Make the error of a record that fails, after all tries."""
         text = f'{self.place(index)}: {why}; run "edcache verify {self._path}"'
         return CorruptRecordError(text, path=self._path, index=index)
 
-    def _fail(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError for a record of the mapping that fails its sum, unless a copy is mended."""
+    def _no_record(self, index: int) -> MissingSampleError:
+        present, length = self.index.present, self.index.length
+        failure = next((one for one in self.index.failures if one.index == index), None)
+        if failure is not None:
+            again = "it counts as absent for good" if failure.final else "a later fill tries again"
+            return MissingSampleError(
+                f"{self._path}: sample {index} failed when it was made: {failure.error}: {failure.message}; {again}; "
+                "ds.errors has its traceback, and ds.missing all such samples",
+                path=self._path,
+                index=index,
+            )
+        return MissingSampleError(
+            f"{self._path}: sample {index} has no record yet ({present:,} of {length:,} have); "
+            "fill it with warmup() on a dataset that has its source",
+            path=self._path,
+            index=index,
+        )
+
+    def _compare(self, index: int, row: Row) -> None:
+        """Raise CorruptRecordError if a record of the mapping fails its sum, unless a copy is mended."""
+        assert self._view is not None
         offset, nbytes = row[:2]
-        end = offset + nbytes + format.behind_nbytes(nbytes)
+        stored = self._view[offset : offset + nbytes + format.behind_nbytes(nbytes)]
+        crc = self.index.crc32_of(index, row)
 
         def is_sound(record: bytes | memoryview) -> bool:
-            return self.fits(index, row, memoryview(record))
+            return format.fits(crc, nbytes, memoryview(record))
 
-        if self._view is not None and self._file.is_copy:
-            self._file.until_sound([(offset, end - offset)], [self._view[offset:end]], [is_sound])
-        if self._view is None or not is_sound(self._view[offset:end]):
+        if is_sound(stored):
+            return
+        self.extents.file.until_sound([(offset, len(stored))], [stored], [is_sound])
+        if not is_sound(stored):
             raise self.error(index, "it fails its crc32")
 
     def _check_blocks(self, index: int, row: Row, behind: memoryview, wanted: tuple[int, int]) -> None:
@@ -168,8 +169,8 @@ class Checks:
             return
         assert self._view is not None
         data = self._view[offset + low * BLOCK_NBYTES : offset + min(high * BLOCK_NBYTES, nbytes)]
-        if not self.blocks_fit(index, row, data, behind, low):
-            self._fail(index, row)
+        if not format.blocks_fit(self.index.crc32_of(index, row), data, behind, low):
+            self._compare(index, row)
         checked |= asked
         self._blocks[index] = checked
         if checked.bit_count() == len(behind) // 4:
@@ -180,91 +181,68 @@ class Checks:
         # No lock: a fork could freeze it. If two threads lose a bit, a record is checked again.
         if not self._always:
             self.bits[index >> 3] |= 1 << (index & 7)
-            self._left -= 1
-            self._recount()
+            self._count(1)
 
-    def _recount(self) -> None:
+    def _count(self, checked: int) -> None:
+        self._left -= checked
         if self._left <= 0:
             self._left = self.index.present - int.from_bytes(self.bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
 
     # --- many ---
 
-    def check_inside(self, indices: Ints, start: Ints) -> None:
-        """Raise CorruptRecordError if a record would begin or end out of the file."""
-        ends = start + self.index.sizes(indices)
-        if np.maximum.reduce(start.view(np.uint64)) > self.size or ends.max() > self.size:
-            for index in indices.tolist():
-                self.check_place(index, self.index.row(index))
-
-    def group(self, indices: Ints, wanted: ByteRange) -> Check | None:
-        """Make the check of the records of some samples; None if all were checked."""
+    def records(self, indices: Ints, wanted: ByteRange) -> None:
+        """Check records of the mapped file, or at least their bytes `wanted`; raises as `record`."""
         if self.is_done:
-            return None
-        unchecked = self._find_unchecked(indices)
-        if not np.any(unchecked):
-            return None
-
-        def check(part: slice) -> None:
-            self.samples(indices[part][unchecked[part]], wanted)
-
-        return check
-
-    def samples(self, indices: Ints, wanted: ByteRange = None) -> None:
-        """Check the records of samples in the mapped file; raises as `record`."""
-        if self._run:
-            self._check_runs(indices)
-            indices = indices if self.is_done else indices[self._find_unchecked(indices)]
-        if self.is_done or not len(indices):
             return
-        sound = self._find_sound(indices)
-        if sound is None:
-            for index in indices.tolist():
-                self.record(index, self.index.row(index), wanted)
+        indices = indices[self._find_unchecked(indices)]
+        if not len(indices):
             return
-        for place in np.flatnonzero(~sound).tolist():
-            self._fail(int(indices[place]), self.index.row(int(indices[place])))
-        if not self._always:
-            self._mark(indices)
+        together = self._with_neighbours(indices) if self._run else indices
+        # Another thread may have checked all of them meanwhile.
+        sound = self._find_sound(together) if len(together) else None
+        if sound is not None and self._always:
+            indices = indices[~sound]
+        elif sound is not None:
+            self._mark(together[sound])
+            indices = indices[self._find_unchecked(indices)]
+        for index in indices.tolist():
+            self.record(index, self.index.row(index), wanted)
 
-    def _check_runs(self, indices: Ints) -> None:
-        """Check the unchecked records of the runs of some samples, if memory has them; mark the sound ones."""
+    def _with_neighbours(self, indices: Ints) -> Ints:
+        """Add the unchecked records of the runs of some samples and of the next runs, if memory has them."""
         # Not np.unique, whose first call imports 9 ms of numpy.
         runs = np.sort(indices // self._run)
         runs = runs[np.flatnonzero(np.diff(runs, prepend=-1))]
-        # The next ones too.
         ahead = runs[-1] + np.arange(1, 1 + max(0, _AHEAD * len(indices) // self._run - len(runs)))
         ahead = ahead[ahead * self._run < self.index.length]
-        starts = next(filter(self._have, (np.append(runs, ahead) * self._run, runs * self._run)), None)
-        if starts is None:
-            return
+        starts = np.append(runs, ahead) * self._run
+        if not self.extents.are_cached(self.index.offsets(starts)):
+            return indices
         samples = (starts[:, None] + np.arange(self._run)).reshape(-1)
         samples = samples[samples < self.index.length]
-        samples = samples[self._find_unchecked(samples)]
-        sound = self._find_sound(samples) if len(samples) else None
-        if sound is not None:
-            self._mark(samples[sound])
-
-    def _have(self, starts: Ints) -> bool:
-        """True if memory has the records of runs."""
-        return self._are_cached(self.index.offsets(starts[:: max(1, len(starts) // _PROBES)]).tolist())
+        return samples[self._find_unchecked(samples)]
 
     def _find_sound(self, indices: Ints) -> npt.NDArray[np.bool_] | None:
-        """Mark the records that fit their sums; None if they must be checked one by one."""
+        """Mark the records that fit their sums; None if one may be large or `misplaced`, for a check one by one."""
         assert self._view is not None
-        if self.index.least_nbytes > BLOCK_NBYTES:
+        index, rows = self.index, self.index.unbound_rows(indices)
+        offset, nbytes, flags = rows["offset"], rows["nbytes"], rows["flags"]
+        # A large offset first, so that no sum wraps.
+        if nbytes.max() > BLOCK_NBYTES or offset.max() > self._size or (offset + nbytes).max() > self._size:
             return None
-        rows = self.index.unbound_rows(indices)
-        if not self.are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
-            return None
-        return format.are_sound(rows, self._view)
+        if index.only_schema is None:
+            are_alike = (flags == format.PRESENT) | (flags == _COMPRESSED)
+        else:
+            are_sized = (nbytes >= index.least_nbytes) & (nbytes <= index.most_nbytes)
+            are_alike = (rows["schema"] == index.only_schema) & (flags == format.PRESENT) & are_sized
+        return format.are_sound(rows, self._view) if are_alike.all() else None
 
     def _mark(self, indices: Ints) -> None:
         """Note different samples as checked."""
         bits = np.frombuffer(self.bits, np.uint8)
         np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
-        self._left -= len(indices)
-        self._recount()
+        self._count(len(indices))
 
     def _find_unchecked(self, indices: Ints) -> npt.NDArray[np.bool_]:
         if self._always:
@@ -272,20 +250,6 @@ class Checks:
         bits = np.frombuffer(self.bits, np.uint8)
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
-
-    def are_plausible(self, rows: Rows) -> bool:
-        """True if no row points out of the file or contradicts `uniform` of the index."""
-        index, nbytes = self.index, rows["nbytes"]
-        # Both first, so that no sum of them wraps.
-        if max(int(rows["offset"].max()), int(nbytes.max())) > self.size:
-            return False
-        if int(format.stored_ends(rows).max()) > self.size:
-            return False
-        if index.only_schema is None:
-            return bool(np.all((rows["flags"] == format.PRESENT) | (rows["flags"] == _COMPRESSED)))
-        is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
-        are_alike = (rows["schema"] == index.only_schema) & (rows["flags"] == format.PRESENT)
-        return is_sized and bool(np.all(are_alike))
 
 
 def _run_length(index: RecordIndex) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from types import FrameType
 from typing import Any, Final
 
@@ -20,17 +21,14 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import CodecError, CorruptRecordError, OptionError, Transform
+from edcache.base import OptionError, Transform
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
 from edcache.reader.group import Group
-from edcache.reader.memory import Memory, Parcel, for_this_process
+from edcache.reader.memory import Memory, for_this_process, parcel
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Joint, Records, kind_of
 
 Collate = Callable[[Group, Memory], Any]
-
-# Fields of _BY_STEPS bytes or more are checked and copied in steps of _STEP bytes.
-_BY_STEPS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
 # Bytes that torch copies in several threads: they save less than a millisecond of fewer. Items that it copies in one
 # thread in any case; and items of a row that is copied alone, as a call for several takes longer than a row.
@@ -44,7 +42,6 @@ _NUMPY_TO_TORCH: Final = {
 _OF_NUMPY: Final = frozenset(_NUMPY_TO_TORCH.values())
 # A dtype that numpy has, by the bytes of an item.
 _NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BULK_DTYPES: Final = frozenset({*_OF_NUMPY, torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 _VARYING: Final = (
     "a field varies in shape: pad it by DataLoader(ds, ..., collate_fn=edcache.collate(pad={name: 0})), or take "
@@ -52,7 +49,7 @@ _VARYING: Final = (
 )
 
 
-# Errors of default_collate over values that it cannot put together, and of merging results.
+# Errors of damaged records, of default_collate over values that it cannot put together, and of merging results.
 _REFUSED: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError)
 
 
@@ -72,30 +69,6 @@ class Special:
         raise NotImplementedError
 
 
-def collated(records: Records, special: Special | None, memory: Memory) -> Any:
-    """Collate samples as `default_collate` does; `special` collates some fields instead."""
-    batch = in_bulk(records, special, memory)
-    if batch is not NotImplemented:
-        return batch
-    samples = records.samples()
-    if special is not None:
-        return special.of_samples(samples)
-    if not samples:
-        raise OptionError("a batch of no samples has no fields; give one index at least")
-    try:
-        return default_collate(samples)
-    except KeyError as error:
-        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
-        if len(kinds) < 2:
-            raise
-        found = " / ".join([*kinds.values()][:3])
-        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
-    except RuntimeError as error:
-        if "equal size" not in str(error):
-            raise
-        raise RuntimeError(f"{error}; {_VARYING}") from None
-
-
 def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
     """Collate by one gather a field; NotImplemented if default_collate needs the samples."""
     group = records.group
@@ -103,8 +76,8 @@ def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
         collate = _make_collation(group.decoder, group.fields, special) if group.is_regular else None
         try:
             return NotImplemented if collate is None or _is_changed() else collate(group, memory)
-        except (CodecError, CorruptRecordError):
-            return NotImplemented  # sample by sample, the error names the damaged one
+        except _REFUSED:  # sample by sample, the error is default_collate's, and names a damaged one
+            return NotImplemented
         finally:
             group.check_same()
     beside = records.beside
@@ -158,10 +131,12 @@ class Batch:
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """Collate as `default_collate` does; `special` collates some fields instead."""
-        batch = collated(self._records, special, memory or for_this_process())
+        batch = in_bulk(self._records, special, memory or for_this_process())
+        if batch is NotImplemented:
+            batch = _collated(self._records.samples(), special)
         if self._finish is not None:
             batch = self._finish(batch)
-        return Parcel(batch) if self._is_sent else batch
+        return parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
         """Collate every `size` samples, as views of one large batch.
@@ -172,6 +147,25 @@ class Batch:
         batch = NotImplemented if kind_of(self._records) is None else in_bulk(self._records, None, memory)
         batches = None if batch is NotImplemented else _split(batch, size)
         return batches if self._finish is None or batches is None else map(self._finish, batches)
+
+
+def _collated(samples: list[Any], special: Special | None) -> Any:
+    if special is not None:
+        return special.of_samples(samples)
+    if not samples:
+        raise OptionError("a batch of no samples has no fields; give one index at least")
+    try:
+        return default_collate(samples)
+    except KeyError as error:
+        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
+        if len(kinds) < 2:
+            raise
+        found = " / ".join([*kinds.values()][:3])
+        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise RuntimeError(f"{error}; {_VARYING}") from None
 
 
 def _split(batch: Any, size: int) -> Sequence[Any] | None:
@@ -253,13 +247,8 @@ def _make_collation(decoder: Decoder, fields: Projection | None, special: Specia
         collates = [collation_of(decoder, node, column) for node in plan.nodes]
     except NotInBulk:
         return None
-
-    def collate(group: Group, memory: Memory) -> Any:
-        values = [collate(group, memory) for collate in collates]
-        # default_collate turns a tuple into a list.
-        return values if fields.as_tuple else fields.assembled(values)
-
-    return collate
+    # default_collate turns a tuple into a list.
+    return _together(collates, list if fields.as_tuple else fields.assembled)
 
 
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
@@ -281,32 +270,17 @@ def collation_of(decoder: Decoder, node: Node, column: type, special: Special | 
 
 
 def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate:
-    """Collate all children. The largest one of fixed size goes first: gathering it checks the records."""
-    is_mapping = node.kind in ("dict", "OrderedDict")
-    column = list if is_mapping else tuple
+    """Collate all children."""
+    column = list if node.kind in ("dict", "OrderedDict") else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
-    # A child that may raise keeps its place, so that errors come in the order of default_collate.
-    sizes = [_gathered_nbytes(decoder, child) for child in node.children]
-    largest = children[sizes.index(max(sizes))] if children else None
-
-    def collate(group: Group, memory: Memory) -> list[Any]:
-        first = None if largest is None else largest(group, memory)
-        return [first if child is largest else child(group, memory) for child in children]
-
-    if node.kind in ("tuple", "list"):  # default_collate turns a tuple into a list
-        return collate
     if node.kind == "dict" and all(type(key) is str for key in node.keys):
-        return lambda group, memory: dict(zip(node.keys, collate(group, memory), strict=True))
-    assemble = assembler(node)
-    return lambda group, memory: assemble(collate(group, memory))
+        return _together(children, lambda values: dict(zip(node.keys, values, strict=True)))
+    # default_collate turns a tuple into a list.
+    return _together(children, list if node.kind == "tuple" else assembler(node))
 
 
-def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
-    """Count the bytes of the largest field below a node; 0 if one of its fields cannot be gathered."""
-    fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
-    if any(field is None or field.offset is None or bulk_dtype(field) is None for field in fields):
-        return 0
-    return max((field.nbytes or 0 for field in fields if field is not None), default=0)
+def _together(collates: Sequence[Collate], assemble: Callable[[list[Any]], Any]) -> Collate:
+    return lambda group, memory: assemble([collate(group, memory) for collate in collates])
 
 
 def _leaf(field: Node, column: type) -> Collate:
@@ -317,11 +291,11 @@ def _leaf(field: Node, column: type) -> Collate:
         return lambda group, memory: _gather(group, field, dtype, memory)
 
     def stack(group: Group, memory: Memory) -> Any:
-        spans = group.spans(field.path)
-        if spans is None or not (spans.dims == spans.dims[0]).all():
+        pieces = group.pieces(field.path)
+        if pieces is None or not (pieces.dims == pieces.dims[0]).all():
             return default_collate(column(group.values(field.path)))
-        out = memory((len(group), *spans.dims[0].tolist()), dtype)
-        group.copy(spans, bytes_of(out))
+        out = memory((len(group), *pieces.dims[0].tolist()), dtype)
+        copy_pieces(pieces.data, bytes_of(out), accumulate(map(len, pieces.data), initial=0))
         return out
 
     return stack
@@ -332,7 +306,7 @@ def _pictures(node: Node, column: type) -> Collate:
 
     def stack(group: Group, memory: Memory) -> Any:
         files = group.pieces(node.path) if node.const.form in ("numpy", "tensor") else None
-        together = None if files is None else decoded_together(files, node.const, memory)
+        together = None if files is None else decoded_together(files.data, node.const, memory)
         return default_collate(column(group.values(node.path))) if together is None else together
 
     return stack
@@ -342,7 +316,7 @@ def bulk_dtype(field: Node) -> torch.dtype | None:
     """Return the dtype of the stacked field in a batch; None if default_collate does not stack it."""
     if field.kind == "tensor":
         dtype = torch_dtype(field.dtype)
-        return dtype if dtype in _BULK_DTYPES else None
+        return dtype if dtype in _OF_NUMPY or dtype == torch.bfloat16 else None
     if field.kind in ("array", "scalar"):
         return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]
     return _SCALARS.get(field.kind)
@@ -361,21 +335,11 @@ def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> to
     if isinstance(group, Joint):
         group.gather(field.offset, nbytes, np.frombuffer(bytes_of(out), np.uint8).reshape(rows, nbytes))
         return out
-    window = torch.from_numpy(group.records.window(field.offset, nbytes))
+    window = torch.from_numpy(group.lattice.window(field.offset, nbytes))
     flat = out if dtype == window.dtype else out.view(-1).view(window.dtype)
     if flat.ndim != window.ndim:
         flat = flat.view(rows, *window.shape[1:])
-    check, places = group.check, torch.from_numpy(group.window_rows)
-    if check is None or nbytes < _BY_STEPS:
-        group.ensure()
-        copy_rows(window, places, flat)
-        return out
-    # In small steps: checked records are still in the processor's cache when they are copied.
-    step = max(1, (_STEP if nbytes < _LARGE else _LARGE_STEP) // nbytes)
-    for low in range(0, rows, step):
-        check(slice(low, low + step))
-        copy_rows(window, places[low : low + step], flat[low : low + step])
-    group.check = None
+    copy_rows(window, torch.from_numpy(group.window_rows), flat)
     return out
 
 
@@ -397,6 +361,12 @@ def copy_rows(table: torch.Tensor, places: torch.Tensor, out: torch.Tensor) -> N
     source = table.numpy()
     for row, place in zip(out.numpy(), places.tolist(), strict=True):
         row[...] = source[place]
+
+
+def copy_pieces(pieces: Iterable[memoryview], target: memoryview, at: Iterable[int]) -> None:
+    """Copy pieces to their offsets in writable memory: in a loop, faster than an indexed gather at any length."""
+    for piece, low in zip(pieces, at, strict=False):
+        target[low : low + len(piece)] = piece
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -4,12 +4,12 @@ The fast way of a batch has no loop over samples:
 
 1. `Session.group` looks up where each record starts: int64 offsets, all multiples of 8 (`LATTICE`).
 2. So the memory is an array of overlapping rows: row k has some bytes of a record that would begin at byte 8 * k
-   (`GroupRecords.window`). A field of fixed shape lies at the same bytes of every record of its schema.
+   (`Lattice.window`). A field of fixed shape lies at the same bytes of every record of its schema.
 3. `window[places]` is that field of all records, in one copy. collation.py does the same by torch, into memory that it
    keeps.
 
-A field that varies in shape is located by its slots, for all records at once, and copied record by record (`spans`,
-`copy`). All other fields are decoded one by one (`values`), and so are whole samples (`samples`).
+A field that varies in shape is located by its slots, for all records at once, and copied record by record (`pieces`).
+All other fields are decoded one by one (`values`), and so are whole samples (`samples`).
 
 Memory is the mapped file. Records that are compressed, or are not mapped, are put into new memory first (`loaded`).
 Records of several memories are read part by part (several.py).
@@ -17,16 +17,17 @@ Records of several memories are read part by part (several.py).
 A batch equals the one that default_collate makes of `samples`. A fast way may decline, and the caller then takes
 `samples`, whose error names the record.
 
-What must never happen: that a byte is used before `check` has passed its record; that a gather leaves a record and
-returns bytes of its neighbour, which `is_regular` forbids; that two records of different schemas are in a group.
+What must never happen: that a group has a record that was not checked; that a gather leaves a record and returns bytes
+of its neighbour, which `is_regular` forbids; that two records of different schemas are in a group.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ import numpy.typing as npt
 from edcache import codec
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, Ints, once
 from edcache.format import LATTICE
-from edcache.reader.checks import Check, Checks
+from edcache.reader.checks import Checks
 from edcache.reader.projection import Projection, planned
 from edcache.reader.stored import Piece
 
@@ -47,33 +48,18 @@ _LARGE_ROW = 1 << 15
 _LATTICE_BITS = LATTICE.bit_length() - 1
 
 
-class Spans(NamedTuple):
-    """Extents of one field in every record, in bytes of the group's `view`.
+class Pieces(NamedTuple):
+    """One field in every record.
 
-    start, end: int64 [n]. dims: int64 [n, ndim], the shapes of arrays or tensors; [n, 1] for other leaves.
+    dims: int64 [n, ndim], the shapes of arrays or tensors; [n, 1] for other leaves. data: views of the bytes.
     """
 
-    start: Ints
-    end: Ints
     dims: Ints
-
-
-class RecordArchive(Protocol):
-    """Archive of records."""
-
-    check_same: Callable[[], None]
-
-    @property
-    def checks(self) -> Checks:
-        """Checks of its records."""
-
-    @property
-    def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """Label columns, by name."""
+    data: list[memoryview]
 
 
 def as_numbers(rows: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
-    """View bytes `offset` on of records, uint8 [n, nbytes], as a window has them (`GroupRecords.window`)."""
+    """View bytes `offset` on of records, uint8 [n, nbytes], as a window has them (`Lattice.window`)."""
     nbytes = rows.shape[1]
     if nbytes % LATTICE or offset % LATTICE:
         return rows
@@ -81,19 +67,15 @@ def as_numbers(rows: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[Any]:
     return numbers[:, 0] if nbytes == LATTICE else numbers
 
 
-class GroupRecords:
-    """Memory with records of one schema.
+class Lattice:
+    """Memory with records, each at a multiple of 8.
 
     Args:
-        decoder: of the schema. view: the memory, which may be read-only.
-        sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
-    Attributes:
-        memory: the view as uint8 [nbytes].
+        view: the memory, which may be read-only.
     """
 
-    def __init__(self, decoder: Decoder, view: memoryview, sizes: Callable[[Ints], Ints]) -> None:
-        self.decoder, self.view, self.sizes = decoder, view, sizes
-        self.memory = codec.aliased(view)
+    def __init__(self, view: memoryview) -> None:
+        self.view, self._memory = view, codec.aliased(view)
         self._windows: dict[tuple[int, int], npt.NDArray[Any]] = {}
 
     def window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
@@ -104,44 +86,45 @@ class GroupRecords:
         """
         window = self._windows.get((offset, nbytes))
         if window is None:
-            window = self._windows[offset, nbytes] = self._make_window(offset, nbytes)
+            memory = self._memory[offset:]
+            rows = (len(memory) - nbytes) // LATTICE + 1
+            window = as_numbers(np.ndarray((rows, nbytes), np.uint8, memory, 0, (LATTICE, 1)), offset)
+            self._windows[offset, nbytes] = window
         return window
-
-    def _make_window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
-        memory = self.memory[offset:]
-        rows = (len(memory) - nbytes) // LATTICE + 1
-        return as_numbers(np.ndarray((rows, nbytes), np.uint8, memory, 0, (LATTICE, 1)), offset)
 
 
 class Group:
-    """Records of one schema in one memory, checked before their bytes are used.
+    """Records of one schema in one memory, which were checked.
 
     Args:
-        records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], numbers of the records, by which `records.sizes` and `archive` know them.
+        lattice: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
+        rows: int64 [n], numbers of the records, by which `sizes` and `checks` know them.
+        sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
+        labels: names of the label columns of the archive.
         fields: to read of each; None for all.
-        check: checks the records of a slice; None if all were checked.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
-        window_rows: int64 [n], the row of each record in a window of `records`: its start in units of 8 bytes.
+        window_rows: int64 [n], the row of each record in a window of `lattice`: its start in units of 8 bytes.
         check_same: who takes bytes calls it behind the last use, also after an error; StaleArchiveError if another
             archive was written over them. `samples` does it.
     """
 
     def __init__(
         self,
-        records: GroupRecords,
+        decoder: Decoder,
+        lattice: Lattice,
         start: Ints,
         rows: Ints,
-        archive: RecordArchive,
-        fields: Projection | None = None,
-        check: Check | None = None,
-        is_regular: bool = True,
+        sizes: Callable[[Ints], Ints],
+        checks: Checks,
+        labels: Container[str],
+        fields: Projection | None,
+        is_regular: bool,
     ) -> None:
-        self.records, self.decoder, self.view = records, records.decoder, records.view
-        self.start, self.rows = start, rows
-        self._archive, self.fields, self.check_same = archive, fields, archive.check_same
-        self.check, self.is_regular = check, is_regular
+        self.decoder, self.lattice, self.start = decoder, lattice, start
+        self.rows, self._sizes = rows, sizes
+        self._checks, self.check_same = checks, checks.extents.check_same
+        self.labels, self.fields, self.is_regular = labels, fields, is_regular
         self.window_rows = start >> _LATTICE_BITS
 
     def __len__(self) -> int:
@@ -156,40 +139,37 @@ class Group:
 
     def gather(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Copy the same bytes of every record: uint8 [n, nbytes]."""
-        self.ensure()
-        rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.window_rows]
+        rows: npt.NDArray[Any] = self.lattice.window(offset, nbytes)[self.window_rows]
         return rows.view(np.uint8).reshape(len(self), nbytes)
 
     def gather_to(self, out: npt.NDArray[Any], places: Ints, offset: int, nbytes: int) -> None:
         """Copy the same bytes of every record to rows of `out`, which is as a window; places: int64 [n], which rows."""
-        if self.check is not None:
-            self.ensure()
-        window, rows = self.records.window(offset, nbytes), self.window_rows
+        window, rows = self.lattice.window(offset, nbytes), self.window_rows
         if nbytes < _LARGE_ROW:
             out[places] = window[rows]
             return
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             out[place] = window[row]
 
-    def ensure(self) -> None:
-        """Check the records, unless they were checked."""
-        if self.check is not None:
-            self.check(slice(None))
-            self.check = None
+    @once
+    def views(self) -> list[memoryview]:
+        """Bytes of each record."""
+        view, ends = self.lattice.view, (self.start + self._sizes(self.rows)).tolist()
+        return [view[start:end] for start, end in zip(self.start.tolist(), ends, strict=True)]
 
-    def spans(self, path: tuple[Any, ...]) -> Spans | None:
-        """Return the extents of a field; None if the records must be parsed one by one."""
-        self.ensure()
+    def pieces(self, path: tuple[Any, ...]) -> Pieces | None:
+        """Return a field of every record; None if the records must be parsed one by one."""
         field = self.decoder.fields.get(path)
         if field is not None and field.offset is not None and field.shape is not None:
             assert field.nbytes is not None
-            start = self.start + field.offset
             dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
-            return Spans(start, start + field.nbytes, dims)
+            end = field.offset + field.nbytes
+            return Pieces(dims, [record[field.offset : end] for record in self.views])
         if self._variable is None:
             return None
-        low, high, dims = self._variable[path]
-        return Spans(self.start + low, self.start + high, dims)
+        start, ends, dims = self._variable[path]
+        extents = zip(self.views, start.tolist(), ends.tolist(), strict=True)
+        return Pieces(dims, [record[low:high] for record, low, high in extents])
 
     @once
     def _variable(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
@@ -197,69 +177,34 @@ class Group:
         layout = self.decoder.layout
         assert layout is not None
         slots = self.gather(layout.slots_offset, layout.slots.size).view(np.int64)
-        return layout.locate_many(slots, self.nbytes)
-
-    @once
-    def nbytes(self) -> Ints:
-        """Bytes of each record: int64 [n]."""
-        return self.records.sizes(self.rows)
-
-    def copy(self, spans: Spans, target: memoryview, at: Sequence[int] | None = None) -> None:
-        """Copy a field of every record.
-
-        Args:
-            spans: the result of `spans`, or shorter ones. target: writable bytes.
-            at: offset of each in `target`; None concatenates them.
-        """
-        # A loop of slices is faster than an indexed gather of elements at any length.
-        start, end, view = spans.start.tolist(), spans.end.tolist(), self.view
-        position = 0
-        for k, (low, high) in enumerate(zip(start, end, strict=True)):
-            if at is not None:
-                position = at[k]
-            target[position : position + high - low] = view[low:high]
-            position += high - low
-
-    def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
-        """Return the bytes of a field in every record, as views; None as in `spans`."""
-        spans, view = self.spans(path), self.view
-        if spans is None:
-            return None
-        return [view[start:end] for start, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
+        return layout.locate_many(slots, np.fromiter(map(len, self.views), np.int64))
 
     def values(self, path: tuple[Any, ...]) -> list[Any]:
         """Decode a field of every record, into memory that the caller owns."""
-        self.ensure()
         revive = self.decoder.reviver(path)
         pieces = None if revive is None else self.pieces(path)
         if revive is not None and pieces is not None:
-            try:
-                return [revive(piece) for piece in pieces]
-            except (ValueError, OverflowError) as error:
-                if isinstance(error, EdcacheError):
-                    raise
-                # Decoding one by one, below, raises an error that names the value.
+            # Decoding one by one, below, raises an error that names the value.
+            with suppress(ValueError, OverflowError):
+                return [revive(piece) for piece in pieces.data]
         return self.decoded(self.decoder.fields[path])
 
     def decoded(self, node: Node) -> list[Any]:
         """Decode the value at a node of every record, into memory that the caller owns."""
-        self.ensure()
-        decode, view, ends = self.decoder.part(node), self.view, (self.start + self.nbytes).tolist()
-        return [decode(view[start:end]) for start, end in zip(self.start.tolist(), ends, strict=True)]
+        return [*map(self.decoder.part(node), self.views)]
 
     def samples(self) -> list[Any]:
         """Decode every sample, or its fields, into memory that the caller owns.
 
         Raises: as `Session.read`, for the first one that does not decode.
         """
-        decoder, view = self.decoder, self.view
-        decode, samples = self._make_decode(), list[Any]()
+        decoder, samples = self.decoder, list[Any]()
+        decode = decode_of(decoder, self.fields, self.labels)
         try:
-            self.ensure()
-            for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
-                if end - start != decoder.nbytes:
-                    decoder.check_nbytes(end - start)
-                samples.append(decode(view[start:end]))
+            for record in self.views:
+                if len(record) != decoder.nbytes:
+                    decoder.check_nbytes(len(record))
+                samples.append(decode(record))
         except (CodecError, CorruptRecordError) as error:
             raise self.placed(error, len(samples)) from error
         finally:
@@ -268,18 +213,19 @@ class Group:
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
         """Put the place of a record in front of an error's text."""
-        return self._archive.checks.placed(error, int(self.rows[row]))
+        return self._checks.placed(error, int(self.rows[row]))
 
-    def _make_decode(self) -> Callable[[memoryview], Any]:
-        """Return the function that decodes a record to a sample, or its fields."""
-        decoder, fields = self.decoder, self.fields
-        if fields is None:
-            return decoder.decode
-        plan = planned(fields, decoder)
-        if plan is not None:
-            return plan.decode
-        labels = dict(self._archive.label_columns)
-        return lambda record: fields.of_sample(decoder.decode(record), labels)
+
+def decode_of(
+    decoder: Decoder, fields: Projection | None, labels: Container[str]
+) -> Callable[[memoryview], Any]:
+    """Return the function that decodes a record to a sample, or its fields. labels: as of `Group`."""
+    if fields is None:
+        return decoder.decode
+    plan = planned(fields, decoder)
+    if plan is not None:
+        return plan.decode
+    return lambda record: fields.of_sample(decoder.decode(record), labels)
 
 
 def loaded(

@@ -110,14 +110,9 @@ def _reuse(nbytes: int) -> npt.NDArray[np.uint8]:
 # user code sees the object.
 
 
-class Parcel:
-    """Batch on its way to another process; it unpickles as the batch."""
-
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpack, (tree_map(_pack, self._batch),)
+def parcel(batch: Any) -> Packed:
+    """Pack a batch for its way to another process, where it unpickles as the batch."""
+    return Packed(_unpack, tree_map(_pack, batch))
 
 
 class Packed:

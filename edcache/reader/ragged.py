@@ -19,8 +19,8 @@ from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError, check_count, cut_traceback
 from edcache.codec import Decoder, Node
-from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of
-from edcache.reader.group import Group, Spans
+from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of, copy_pieces
+from edcache.reader.group import Group, Pieces
 from edcache.reader.memory import Memory, Packed, for_this_process
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
@@ -169,19 +169,17 @@ class RaggedCollate(Special):
         dtype = None if field is None else bulk_dtype(field)
         if field is None or node.is_container:
             raise NotInBulk
+        is_array = dtype is not None and field.kind in ("tensor", "array")
+        is_packed = field.kind in _PACKED and not isinstance(way, _List)
 
         def run(group: Group, memory: Memory) -> Any:
-            spans = None
-            if dtype is not None and field.kind in ("tensor", "array"):
-                spans = group.spans(field.path)
-            elif field.kind in _PACKED and not isinstance(way, _List):
-                spans = group.spans(field.path)
-                if spans is not None:
-                    is_whole = not (spans.dims % 8).any()
-                    spans = Spans(spans.start, spans.end, spans.dims // 8) if is_whole else None
-            if spans is None:
+            pieces = group.pieces(field.path) if is_array or is_packed else None
+            if pieces is not None and is_packed:
+                is_whole = not (pieces.dims % 8).any()
+                pieces = Pieces(pieces.dims // 8, pieces.data) if is_whole else None
+            if pieces is None:
                 return way.of_values(group.values(field.path), memory)
-            return way.of_pieces(_in_records(group, spans, dtype or _PACKED[field.kind]), memory)
+            return way.of_pieces(_in_records(pieces, dtype or _PACKED[field.kind]), memory)
 
         return run
 
@@ -323,20 +321,20 @@ def _cut(dims: Ints, max_length: int | None) -> Ints:
 
 def _ends(sizes: Ints) -> Ints:
     """Return 0 and the running sums: int64 [n + 1]."""
-    ends: Ints = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=ends[1:])
-    return ends
+    return np.concatenate(([0], np.cumsum(sizes)))
 
 
-def _in_records(group: Group, spans: Spans, dtype: torch.dtype) -> _Pieces:
+def _in_records(pieces: Pieces, dtype: torch.dtype) -> _Pieces:
+    dims, data = pieces
+
     def copy(lengths: Ints, out: torch.Tensor, at: Ints) -> None:
-        full, end = spans.dims[:, :1], spans.end
-        if full.shape[1] and not np.array_equal(lengths, full[:, 0]):
-            row = (spans.end - spans.start) // np.maximum(full[:, 0], 1)
-            end = spans.start + row * lengths
-        group.copy(Spans(spans.start, end, spans.dims), bytes_of(out), at.tolist())
+        cut = data
+        if dims.shape[1] and not np.array_equal(lengths, dims[:, 0]):
+            ends = np.fromiter(map(len, data), np.int64) // np.maximum(dims[:, 0], 1) * lengths
+            cut = [piece[:end] for piece, end in zip(data, ends.tolist(), strict=True)]
+        copy_pieces(cut, bytes_of(out), at.tolist())
 
-    return _Pieces(spans.dims, dtype, copy)
+    return _Pieces(dims, dtype, copy)
 
 
 def _in_memory(values: list[Any]) -> _Pieces:

@@ -115,7 +115,7 @@ class Reader:
         session, tries_again = self._session, self.by_request
         while session is None or self.closed:
             if self.closed:
-                raise self._closed_error()
+                raise base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
             try:
                 session = self._open_session()
             except StaleArchiveError:  # the object was replaced amid reading: once more
@@ -173,17 +173,17 @@ class Reader:
         if self.closed:
             self.close()
             session.file.close()
-            raise self._closed_error()
 
-    def refresh(self) -> bool:
+    def refresh(self, in_order: bool = False) -> bool:
         """Open later additions to the file, or an archive saved over it; return True if anything changed.
 
         Arrays and samples that were returned before stay valid. The samples of a copy (`local=`) do not change; a copy
         that is nearly complete is completed, and mapped from then on.
 
+        in_order: True refuses samples with keys that have other numbers now.
         Raises:
             StaleArchiveError: another archive is at the path now, or the file changed and was opened
-                with an expected_digest.
+                with an expected_digest; see in_order. The state before stays open.
         Warns: as `open_or_salvage`, of an archive that it opened.
         """
         before = self.session
@@ -197,6 +197,8 @@ class Reader:
                 raise self._stale_error("the file has changed since its digest was checked")
             if is_newer:
                 session = self._session_of(file, before)
+                if in_order and session.origin.keys_digest != before.origin.keys_digest:
+                    raise self._stale_error("another process has put its samples into another order")
                 self._keep(session)
                 _warn_of_damage(session)
             else:
@@ -228,9 +230,6 @@ class Reader:
         session, self._session = self._session, None
         if session is not None:
             session.file.close()
-
-    def _closed_error(self) -> base.ArchiveError:
-        return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
 
     def _stale_error(self, why: str) -> StaleArchiveError:
         return StaleArchiveError(f"{self.path}: {why}; open it again", path=self.path)

@@ -36,7 +36,7 @@ What must never happen:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,11 +60,11 @@ from edcache.format import (
 )
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader.checks import ByteRange, Checks
-from edcache.reader.group import Group, GroupRecords, loaded
-from edcache.reader.index import RecordIndex, Row
+from edcache.reader.group import Group, Lattice, decode_of, loaded
+from edcache.reader.index import Extents, RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.reader.stored import Extents, Piece, Stored
+from edcache.reader.stored import Piece, Stored
 from edcache.storage import ByteSource, File
 
 # Labels do not wait for the import of decoders.
@@ -87,6 +87,7 @@ class Session:
         check_same: called behind the last use of mapped bytes; StaleArchiveError if another archive was written over
             them.
         index: rows of all samples. length: samples of the dataset.
+        label_columns: names of the label columns, each with True if it was added after the samples.
         damaged: one line per unreadable chunk. tables: of chunks that were read, by number; None for such a one.
         damage: of the chain, and the state that is read in spite of it; None without.
     """
@@ -129,28 +130,26 @@ class Session:
         self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
         self._view, self.check_same = self.extents.view, self.extents.check_same
+        columns = self._contents.columns if self._root is None else self._root.labels
+        names = self._contents.schema.names if self._root is None else columns
+        self.label_columns = {name: name in columns and columns[name].is_added for name in names}
         if self._root is not None:
-            start, nbytes, _ = self._root.index
-            memory = None if self._view is None else self._view[start : start + nbytes]
-            if self._view is not None and file.is_copy:
-                # Mends the rows of a copy, which have no sum of their own.
-                is_sound = format.fits_crc32(nbytes, self._root.index.crc32)
-                self.extents.read_many([(start, nbytes)], [is_sound])
             # Without the session: a cycle would keep the mapping until the next garbage collection.
-            self.index = RecordIndex.of(self._root, memory, self.extents.read_many)
+            self.index = RecordIndex.of(self._root, self.extents)
         else:
-            self.index = _index_of(self._contents)
+            contents = self._contents
+            rows = contents.rows(0, contents.length)
+            failures = contents.failures(rows)
+            rows = format.bound(np.arange(len(rows)), rows, 0)
+            self.index = RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
         self.length = self.index.length
-        # Records of the last gather, if `uniform` is None.
-        self._latest: GroupRecords | None = None
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
-        known = None if before is None or before.damage is not None else before._chain
-        if before is not None and known is not None and before.file.identity() == file.identity():
+        if before and before._chain and not before.damage and before.file.identity() == file.identity():
             # A growing archive is opened again and again: old entries are read once.
-            chain, self.tables = known.copy(), before.tables
+            chain, self.tables = before._chain.copy(), before.tables
             self.damaged = before.damaged.copy()
         else:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
@@ -165,8 +164,9 @@ class Session:
             if chain.extend(file.pread, self.size):
                 continue
             if not self.skips_damage:
+                remedy = f'"edcache copy {self.path} -o NEW --skip-damaged" keeps what is sound'
                 raise CorruptArchiveError(
-                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
+                    f"{self.path}: {damage}: it is damaged there; {remedy}", path=self.path
                 )
             found = format.salvaged(chain, file.pread, file.next_data, self.size)
             self.damage = f"{damage}: it is damaged there; {_state(chain, found)}"
@@ -176,12 +176,11 @@ class Session:
     @property
     def chain(self) -> Chain:
         """Entries of the archive. Cost: the first use reads the header of each, if it is sealed."""
-        chain = self._chain
-        if chain is None:
+        if self._chain is None:
             chain = Chain(*format.read_head(self.extents.pread, self.path), self.path)
             chain.extend(self.extents.pread, self.size)
             self._chain = chain
-        return chain
+        return self._chain
 
     @property
     def is_durable(self) -> bool:
@@ -234,14 +233,6 @@ class Session:
 
     # --- labels ---
 
-    @property
-    def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """Names of the label columns, each with True if it was added after the samples."""
-        if self._root is not None:
-            return [(name, column.is_added) for name, column in self._root.labels.items()]
-        columns = self._contents.columns
-        return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
-
     @once
     def labels(self) -> Labels:
         """Columns with one value per sample. Each is read at its first use; salvage reads all now."""
@@ -263,10 +254,8 @@ class Session:
         place = self._root.keys
         if place is None:
             return None
-        if self._view is not None:
-            data = self._view[place.offset : place.offset + place.nbytes]
-        else:
-            (data,) = self.extents.read_many([place[:2]], [place.fits])
+        # A mapped one is checked block by block.
+        (data,) = self.extents.read_many([place[:2]], None if self._view is not None else [place.fits])
         return KeyTable(data, place.crc32, place.items, self.length, self.path)
 
     @property
@@ -275,22 +264,19 @@ class Session:
 
         Columns that were changed or dropped later are left out.
         """
-        original = {name for name, is_revised in self.label_columns if not is_revised}
         # The head keeps a tuple as a list.
         return {
             name: tuple(path) if isinstance(path, list) else path
             for name, path in self.head.labels
-            if name in original
+            if self.label_columns.get(name) is False
         }
 
     def memory(self) -> dict[str, int]:
         """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
         # Bits of checks, labels, and the index if it is not mapped.
-        private = self.index.nbytes + self.checks.nbytes
+        is_mapped = self.sealed and self._view is not None
+        private = self.checks.nbytes + (0 if is_mapped else self.index.nbytes)
         private += origin(self.labels)[0].nbytes if "labels" in vars(self) else 0
-        if not self.sealed or self._view is None:
-            rows = self.index.memory
-            private += 0 if rows is None else rows.nbytes
         return {"mapped": 0 if self._view is None else self.nbytes, "private": private}
 
     # --- writers ---
@@ -313,11 +299,11 @@ class Session:
     @once
     def checks(self) -> Checks:
         """Checks of records."""
-        return Checks(self.file, self._view, self.nbytes, self.index, self._verify)
+        return Checks(self.extents, self.index, self._verify)
 
     @once
     def _stored(self) -> Stored:
-        return Stored(self.extents, self.checks)
+        return Stored(self.checks)
 
     @once
     def _decoders(self) -> Decoders:
@@ -328,24 +314,19 @@ class Session:
         decoder = self._decoders.get(number)
         if decoder is not None:
             return decoder
+        schemas = self.index.schemas
         try:
-            text = _schema_text(self, number)
+            if number >= len(schemas):
+                raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
+            text = schemas[number]
+            if (text == codec.PICKLE_SCHEMA) != (self.head.codec == "pickle"):
+                raise base.CorruptRecordError(
+                    f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
+                    f'run "edcache verify {self.path}"'
+                )
             return self._decoders.keep(number, codec.decoder_of(text, *self._decode))
         except (base.CorruptRecordError, base.LaterReleaseError) as error:
             raise self.checks.placed(error, index) from error
-
-    def row(self, index: int) -> Row:
-        """Return the row of a sample. Raises: SampleIndexError; MissingSampleError without a record."""
-        if not 0 <= index < self.length:
-            raise base.SampleIndexError(
-                f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
-            )
-        if self.file.by_request:
-            self._stored.settle(np.array([index], np.int64))
-        row = self.index.row(index)
-        if not row[4] & PRESENT and not self.index.is_dense:
-            raise _no_record(self, index)
-        return row
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
         """Decode one sample.
@@ -368,10 +349,7 @@ class Session:
             try:
                 if fields is None:
                     return decoder.decode(record, copy=copy)
-                plan = planned(fields, decoder)
-                if plan is not None:
-                    return plan.decode(record)
-                return fields.of_sample(decoder.decode(record), dict(self.label_columns))
+                return decode_of(decoder, fields, self.label_columns)(record)
             except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
                 raise self.checks.placed(error, index) from error
         finally:
@@ -386,14 +364,14 @@ class Session:
             Read-only bytes, a view of a mapped file; and the decoder. `check_same` comes behind their last use.
         Raises: as `read`.
         """
-        row = self.row(index)
-        wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
-        data = self._stored.record(index, row, wanted)
-        if self.file.by_request and self.index.row(index) != row:
-            return self.fetch(index, fields)  # a wrong answer, which was asked again
+        if not 0 <= index < self.length:
+            raise base.SampleIndexError(
+                f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
+            )
+        row, data = self._stored.record(index, partial(_wanted_in, self, fields))
         if row[4] != PRESENT:
             self.checks.check_known(index, row)
-        decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
+        decoder = self.decoder(row[3], index)
         try:
             if row[4] & COMPRESSED:
                 data = decoder.decompressed(data)
@@ -406,17 +384,23 @@ class Session:
     # --- many records ---
 
     @once
-    def uniform(self) -> GroupRecords | None:
-        """Records of all samples as one memory; None unless each sample has one, all of one schema and mapped."""
-        index, view = self.index, self._view
-        if index.only_schema is None or view is None or not index.is_dense or not index.length:
+    def _lattice(self) -> Lattice:
+        """Mapped bytes."""
+        assert self._view is not None
+        return Lattice(self._view)
+
+    @once
+    def _only_decoder(self) -> Decoder | None:
+        """Decoder of all records; None unless each sample has one, all of one schema, regular and mapped."""
+        index = self.index
+        if index.only_schema is None or self._view is None or not index.is_dense or not index.length:
             return None
         try:
             decoder = self.decoder(index.only_schema, 0)
         except (base.CorruptRecordError, base.LaterReleaseError):
             return None  # reading a record names it
-        is_regular = _is_regular(decoder, index.least_nbytes, index.most_nbytes)
-        return GroupRecords(decoder, view, index.sizes) if is_regular else None
+        lengths = np.array([index.least_nbytes, index.most_nbytes])
+        return decoder if _is_regular(decoder, lengths) else None
 
     def group(self, indices: Ints, fields: Projection | None = None) -> Records:
         """Return records of samples, to be read one by one or field by field, and checked as by `read`.
@@ -426,81 +410,65 @@ class Session:
             fields: to be read of each; None for all.
         Returns:
             A `Group`, if all records are of one schema.
-        Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
+        Raises: as `read`, but for what does not decode.
         """
         try:
             if not len(indices):
                 return Made(list)
-            uniform = self.uniform
-            if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
+            decoder = self._only_decoder
+            if decoder is not None:  # The usual case: a batch of small samples takes 50 us in all.
                 # One pass checks the range: as unsigned numbers, negative ones are the largest.
                 if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
                     indices = checked_indices(indices, self.length)
-                decoder, checks = uniform.decoder, self.checks
-                wanted = None if fields is None else _wanted(fields, decoder)
-                start = self._stored.locate(indices, wanted)
-                check = None if checks.is_done else checks.group(indices, wanted)
-                return Group(uniform, start, indices, self, fields, check)
+                return self._mapped_group(decoder, indices, fields)
             indices = checked_indices(indices, self.length)
-            if self.file.by_request:
-                self._stored.settle(indices)
-            index, rows = self.index, self.index.rows(indices)
+            rows, stored = self.index.rows(indices), None
+            if self._view is None or format.joint_flags(rows) & COMPRESSED:
+                rows, stored = self._stored.records(indices, partial(_wanted_in, self, fields))
+            for index in indices[rows["flags"] & PRESENT == 0].tolist():
+                self.fetch(index)  # raises: it has no record
             if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
                 return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-            if not index.is_dense and not np.all(rows["flags"] & PRESENT):
-                raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
-            # A row with another schema than `uniform` says is damaged; its check raises.
-            schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
-            used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-            decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
-            stored: list[Piece] = []
-            if self.file.by_request:
-                wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
-                wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
-                stored = self._stored.records(indices.tolist(), wanted_by)
-                if not np.array_equal(self.index.rows(indices), rows):
-                    return self.group(indices, fields)  # some were a wrong answer, which was asked again
-            if len(used) == 1:
-                return self._group_of_schema(decoders[0], indices, rows, fields, stored)
             parts: list[tuple[Ints, Records]] = []
-            for number, decoder in enumerate(decoders):
-                places = np.flatnonzero(numbers.reshape(-1) == number)
-                own = [stored[place] for place in places.tolist()] if stored else stored
-                parts.append(
-                    (places, self._group_of_schema(decoder, indices[places], rows[places], fields, own))
-                )
-            return Several(parts)
+            for number in sorted(set(rows["schema"].tolist())):
+                places = np.flatnonzero(rows["schema"] == number)
+                own, decoder = indices[places], self.decoder(number, int(indices[places[0]]))
+                if stored is None:
+                    is_regular = _is_regular(decoder, rows["nbytes"][places])
+                    group: Records = self._mapped_group(decoder, own, fields, is_regular)
+                else:
+                    pieces = [stored[place] for place in places.tolist()]
+                    group = self._loaded_group(decoder, own, fields, rows[places], pieces)
+                parts.append((places, group))
+            return parts[0][1] if len(parts) == 1 else Several(parts)
         except Exception:  # else the Group compares the head, behind its use
             self.check_same()
             raise
 
-    def _group_of_schema(
-        self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
+    def _loaded_group(
+        self, decoder: Decoder, indices: Ints, fields: Projection | None, rows: Rows, stored: list[Piece]
     ) -> Records:
-        """Make the records of one schema. stored: fetched ones."""
+        """Put records that are compressed, or were not mapped, into memory."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
-        if self._view is not None:
-            wanted = None if fields is None or are_compressed.any() else _wanted(fields, decoder)
-            start = self._stored.locate(indices, wanted)
-        if self._view is not None and not are_compressed.any():
-            records = self._latest
-            if records is None or records.decoder is not decoder:
-                records = self._latest = GroupRecords(decoder, self._view, self.index.sizes)
-            is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-            check = self.checks.group(indices, wanted)
-            return Group(records, start, indices, self, fields, check, is_regular)
-        if not stored:
-            stored = self._stored.records(indices.tolist(), [None] * len(indices))
         try:
             for row in np.flatnonzero(are_compressed).tolist():
                 lengths[row] = decoder.content_nbytes(stored[row].data)
             view, start = loaded(stored, lengths, are_compressed)
         except (MemoryError, ValueError, base.CorruptRecordError):
             return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
-        records = GroupRecords(decoder, view, lambda _: lengths)
-        is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
-        return Group(records, start, indices, self, fields, is_regular=is_regular)
+        how = self.checks, self.label_columns, fields, _is_regular(decoder, lengths)
+        return Group(decoder, Lattice(view), start, indices, lambda _: lengths, *how)
+
+    def _mapped_group(
+        self, decoder: Decoder, indices: Ints, fields: Projection | None, is_regular: bool = True
+    ) -> Group:
+        wanted = _wanted(fields, decoder)
+        start = self._stored.locate(indices, wanted)
+        if not self.checks.is_done:
+            self.checks.records(indices, wanted)
+        how = self.checks, self.label_columns, fields, is_regular
+        return Group(decoder, self._lattice, start, indices, self.index.sizes, *how)
 
     # --- growth, and copies ---
 
@@ -531,14 +499,24 @@ class Session:
         return other
 
 
-def _wanted(fields: Projection, decoder: Decoder) -> ByteRange:
+def _wanted_in(session: Session, fields: Projection | None, row: Row) -> ByteRange:
     """Return the bytes of a record in which fields lie; None for all of it."""
-    plan = planned(fields, decoder)
+    if fields is None or row[4] & COMPRESSED:
+        return None
+    try:
+        return _wanted(fields, session.decoder(row[3], 0))
+    except (base.CorruptRecordError, base.LaterReleaseError):
+        return None  # its sum tells if the row is wrong
+
+
+def _wanted(fields: Projection | None, decoder: Decoder) -> ByteRange:
+    plan = None if fields is None else planned(fields, decoder)
     return None if plan is None else plan.wanted
 
 
-def _is_regular(decoder: Decoder, least: int, most: int) -> bool:
-    """True if a gather stays within records of `least` to `most` bytes; else they are read one by one."""
+def _is_regular(decoder: Decoder, lengths: Ints) -> bool:
+    """True if a gather stays within records of these bytes; else they are read one by one."""
+    least, most = int(lengths.min()), int(lengths.max())
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits
 
@@ -551,14 +529,6 @@ def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
         raise
     except base.ArchiveError:
         return False
-
-
-def _index_of(contents: Contents) -> RecordIndex:
-    """Make the index of an archive that is not sealed."""
-    rows = contents.rows(0, contents.length)
-    failures = contents.failures(rows)
-    rows = format.bound(np.arange(len(rows)), rows, 0)
-    return RecordIndex(rows, contents.length, len(contents.held()), contents.schemas, failures)
 
 
 def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
@@ -581,7 +551,7 @@ def _sound_tables(session: Session, damaged: list[str]) -> format.TableOf:
 def _sound_labels(session: Session, stored: Contents | StoredLabels) -> pa.Table:
     """Read the label columns that are sound, or whose values the chunks have; warn of each other one."""
     columns: dict[str, Any] = {}
-    for name, is_added in session.label_columns:
+    for name, is_added in session.label_columns.items():
         try:
             columns[name] = stored.column(name)
         except CorruptArchiveError as error:
@@ -601,40 +571,8 @@ def _column_of_records(session: Session, field: pa.Field) -> Any:
         tables = filter(None, map(_sound_tables(session, []), session.chain.chunks))
     except CorruptArchiveError:  # the head of a sealed archive
         return None
-    return format.column_of_records(field, tables, session.index.all_rows())
-
-
-def _schema_text(session: Session, number: int) -> str:
-    """Return the text of a schema. Raises: CorruptRecordError without a place."""
-    schemas = session.index.schemas
-    if number >= len(schemas):
-        raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
-    text = schemas[number]
-    if (text == codec.PICKLE_SCHEMA) != (session.head.codec == "pickle"):
-        raise base.CorruptRecordError(
-            f"its schema {text[:40]} is not of the codec {session.head.codec!r} that the head names; "
-            f'run "edcache verify {session.path}"'
-        )
-    return text
-
-
-def _no_record(session: Session, index: int) -> base.MissingSampleError:
-    present = session.index.present
-    failure = next((one for one in session.index.failures if one.index == index), None)
-    if failure is not None:
-        again = "it counts as absent for good" if failure.final else "a later fill tries again"
-        return base.MissingSampleError(
-            f"{session.path}: sample {index} failed when it was made: {failure.error}: {failure.message}; {again}; "
-            "ds.errors has its traceback, and ds.missing all such samples",
-            path=session.path,
-            index=index,
-        )
-    return base.MissingSampleError(
-        f"{session.path}: sample {index} has no record yet ({present:,} of {session.length:,} have); "
-        "fill it with warmup() on a dataset that has its source",
-        path=session.path,
-        index=index,
-    )
+    rows = session.index.unbound_rows(np.arange(session.length))
+    return format.column_of_records(field, tables, rows)
 
 
 def _state(before: Chain, found: Chain) -> str:
@@ -643,7 +581,3 @@ def _state(before: Chain, found: Chain) -> str:
     seal = "" if last is None else f"the seal at offset {last.offset:,} and "
     count = len(found.behind) + len(found.parts)
     return f"read are {seal}{count:,} chunks, with {new:,} chunks found behind the damage"
-
-
-def _lost(path: str) -> str:
-    return f'"edcache copy {path} -o NEW --skip-damaged" keeps what is sound'

@@ -6,16 +6,14 @@ Each archive has a memory of its own, and nothing reads over its end. Records of
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, once
-from edcache.codec import Node
-from edcache.reader.group import Group, Spans, as_numbers
+from edcache.base import EdcacheError, Ints, once
+from edcache.reader.group import Group, as_numbers
 from edcache.reader.projection import Projection
 
 T = TypeVar("T")
@@ -61,24 +59,20 @@ class Several:
                 return None
             inner = group.parts if isinstance(group, Joint) else [(slice(None), group)]
             parts += [(places[own], one) for own, one in inner]
-        first = parts[0][1]
-        alike = (one.decoder is first.decoder and one.fields == first.fields for _, one in parts)
-        return Joint(parts) if all(alike) and all(one.is_regular for _, one in parts) else None
+        kinds = {(one.decoder, one.fields) for _, one in parts}
+        return Joint(parts) if len(kinds) == 1 and all(one.is_regular for _, one in parts) else None
 
     @once
     def beside(self) -> Beside | None:
         """All records as fields side by side; None unless each part is."""
-        parts = [records.beside for _, records in self.parts]
-        first = parts[0] if parts else None
-        found = [part for part in parts if part is not None]
-        if first is None or len(found) < len(parts):
-            return None
-        if any(part.fields != first.fields or len(part.parts) != len(first.parts) for part in found):
+        found = [part for part in (records.beside for _, records in self.parts) if part is not None]
+        kinds = {(part.fields, len(part.parts)) for part in found}
+        if len(found) < len(self.parts) or len(kinds) != 1:
             return None
         places = [places for places, _ in self.parts]
         sides = zip(*(part.parts for part in found), strict=True)
         severals = [Several(list(zip(places, side, strict=True))) for side in sides]
-        return Beside(severals, first.join, first.fields)
+        return Beside(severals, found[0].join, found[0].fields)
 
 
 class Joint(Group):
@@ -92,7 +86,8 @@ class Joint(Group):
 
     def __init__(self, parts: Sequence[tuple[Ints, Group]]) -> None:
         self.parts = parts
-        self.decoder, self.fields = parts[0][1].decoder, parts[0][1].fields
+        first = parts[0][1]
+        self.decoder, self.fields, self.labels = first.decoder, first.fields, first.labels
         self._length = sum(len(places) for places, _ in parts)
 
     def __len__(self) -> int:
@@ -114,53 +109,24 @@ class Joint(Group):
             part.gather_to(rows, places, offset, nbytes)
         return out
 
-    def spans(self, path: tuple[Any, ...]) -> Spans | None:
-        """Return the extents of a field, each in its own memory; None if the records must be parsed one by one."""
-        found = [(places, part.spans(path)) for places, part in self.parts]
-        known = [(places, spans) for places, spans in found if spans is not None]
-        if len(known) < len(found):
-            return None
-        ndim = known[0][1].dims.shape[1]
-        whole = Spans(*(np.empty(shape, np.int64) for shape in (len(self), len(self), (len(self), ndim))))
-        for places, spans in known:
-            for column, own in zip(whole, spans, strict=True):
-                column[places] = own
-        return whole
+    @once
+    def views(self) -> list[memoryview]:
+        """Bytes of each record."""
+        return _in_order((places, part.views) for places, part in self.parts)
 
-    def copy(self, spans: Spans, target: memoryview, at: Sequence[int] | None = None) -> None:
-        """Copy a field of every record; see `Group.copy`."""
-        sizes = spans.end - spans.start
-        offsets = np.cumsum(sizes) - sizes if at is None else np.array(at, np.int64)
-        for places, part in self.parts:
-            part.copy(Spans(*(column[places] for column in spans)), target, offsets[places].tolist())
-
-    def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
-        """Return the bytes of a field in every record, as views; None as in `spans`."""
-        found = [(places, part.pieces(path)) for places, part in self.parts]
-        known = [(places, pieces) for places, pieces in found if pieces is not None]
-        return _in_order(known) if len(known) == len(found) else None
-
-    def values(self, path: tuple[Any, ...]) -> list[Any]:
-        """Decode a field of every record, into memory that the caller owns."""
-        return _in_order((places, part.values(path)) for places, part in self.parts)
-
-    def decoded(self, node: Node) -> list[Any]:
-        """Decode the value at a node of every record, into memory that the caller owns."""
-        return _in_order((places, part.decoded(node)) for places, part in self.parts)
-
-    def samples(self) -> list[Any]:
-        """Decode every sample, or its fields; see `Group.samples`."""
-        return _in_order((places, part.samples()) for places, part in self.parts)
+    def placed(self, error: EdcacheError, row: int) -> EdcacheError:
+        """Put the place of a record in front of an error's text."""
+        found = ((own, part) for places, part in self.parts for own in np.flatnonzero(places == row))
+        own, part = next(found)
+        return part.placed(error, int(own))
 
 
 def _in_order(parts: Iterable[tuple[Ints, Sequence[T]]]) -> list[T]:
     """Put items of parts into their places."""
-    placed = [pair for places, items in parts for pair in zip(places.tolist(), items, strict=True)]
-    placed.sort(key=_place)
-    return [item for _, item in placed]
-
-
-_place = operator.itemgetter(0)
+    placed = {
+        place: item for places, items in parts for place, item in zip(places.tolist(), items, strict=True)
+    }
+    return [placed[place] for place in range(len(placed))]
 
 
 class Beside:

@@ -1,6 +1,8 @@
 from . import calls as calls
 from .calls import WHOLE_FILE_LOCK as WHOLE_FILE_LOCK
+from .errors import UNWRITABLE as UNWRITABLE
 from .errors import storage_error as storage_error
+from .errors import with_errno as with_errno
 from .file import RECOVERY as RECOVERY
 from .file import File as File
 from .file import is_fresh as is_fresh
@@ -29,7 +31,6 @@ from .paths import touch as touch
 from .paths import try_remove as try_remove
 from .registry import Location as Location
 from .registry import loaded as loaded
-from .registry import local_path as local_path
 from .registry import located as located
 from .registry import open_copy as open_copy
 from .registry import path_text as path_text

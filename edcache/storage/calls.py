@@ -54,7 +54,9 @@ def next_data(fd: int, offset: int) -> int:
 
 
 def pread_cached(fd: int, offsets: tuple[int, ...]) -> bool:
-    """True if the bytes at some offsets can be read without waiting for a disk."""
+    """True if the bytes at some offsets can be read without waiting for a disk, or if the system cannot tell."""
+    if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
+        return True
     try:
         for offset in offsets:
             os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -64,14 +66,16 @@ def pread_cached(fd: int, offsets: tuple[int, ...]) -> bool:
 
 
 def will_need(fd: int, offset: int, nbytes: int) -> None:
-    """Start reading a range into the page cache."""
-    os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+    """Start reading a range into the page cache; nothing if the system cannot."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def write_back(fd: int, offset: int, nbytes: int) -> None:
-    """Start writing a range to the disk."""
+    """Start writing a range to the disk; nothing if the system cannot."""
     # DONTNEED drops only pages that are on the disk already, so not the pages that were just written.
-    os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def reserve(fd: int, offset: int, nbytes: int) -> None:

@@ -6,10 +6,13 @@ import errno
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from edcache.base import ArchiveError, StorageError
 from edcache.storage.memory import MORE_MEMORY, is_in_memory
+
+UNWRITABLE: Final = errno.EACCES, errno.EPERM, errno.EROFS
+"""Errors of a system for a file or a folder that this process may read and not write."""
 
 E = TypeVar("E", bound=ArchiveError)
 

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
-from edcache.base import Sound, StorageError
+from edcache.base import ArchiveNotFoundError, Sound, StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error
 from edcache.storage.handle import Handle, identity_of
-from edcache.storage.paths import Stamp, absolute, exists, replace, stamp_of
+from edcache.storage.paths import Stamp, absolute, exists, replace, stamp_of, status_of
 from edcache.storage.source import ByteSource
 
 RECOVERY: Final = ".edcache.cut"
 """Ending of the name of the file that stands beside an archive while it is recovered after a power cut."""
 _MAX_OFFSET: Final = 1 << 62
-_CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
-_CAN_ADVISE = hasattr(os, "posix_fadvise")
 _MOUNTS = "/proc/self/mountinfo"
 _REMOTE: Final = (
     *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
@@ -84,17 +82,9 @@ class File(Handle, ByteSource):
 
     def is_named(self) -> bool:
         """True if the path still leads to this file: it was neither deleted nor replaced."""
-        try:
-            named = calls.stat_path(self.absolute)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return False
-            raise storage_error(self.path, "looking for its name", error) from error
-        return identity_of(named) == self._identity
-
-    def modified(self) -> float:
-        """Time of the last write, in seconds since 1970."""
-        return self._stat().st_mtime
+        with suppress(ArchiveNotFoundError):
+            return identity_of(status_of(self.absolute)) == self._identity
+        return False
 
     def pread(self, offset: int, nbytes: int, is_sound: Sound | None = None) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
@@ -139,15 +129,11 @@ class File(Handle, ByteSource):
         try:
             call = memory.map_apart if memory.is_in_memory(self.absolute) else calls.map
             return self._ask(f"mapping {nbytes:,} bytes", call, nbytes)
-        except base.EdcacheError:
-            raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}", path=self.path) from error
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
         """True if the pages of some offsets are in memory; True if the system cannot tell."""
-        if not _CAN_TELL_CACHED:
-            return True
         try:
             return self._call(calls.pread_cached, tuple(offsets))
         except OSError:  # EOPNOTSUPP: the file system cannot tell
@@ -155,21 +141,15 @@ class File(Handle, ByteSource):
 
     def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
         """Announce that extents (offset, nbytes) will be read soon; a hint."""
-
-        def tell(fd: int) -> None:
+        # Advice that is refused costs time and nothing else.
+        with suppress(OSError):
             for extent in extents:
-                calls.will_need(fd, *extent)
-
-        if _CAN_ADVISE:
-            # Advice that is refused costs time and nothing else.
-            with suppress(OSError):
-                self._call(tell)
+                self._call(calls.will_need, *extent)
 
     def write_back(self, offset: int, nbytes: int) -> None:
         """Start writing a range to the disk, so that a later sync waits less; a hint."""
-        if _CAN_ADVISE:
-            with suppress(OSError):
-                self._call(calls.write_back, offset, nbytes)
+        with suppress(OSError):
+            self._call(calls.write_back, offset, nbytes)
 
     def is_remote(self) -> bool:
         """True if the file system is known to be on another machine."""
@@ -298,5 +278,5 @@ def _filesystem(device: int) -> str:
 
 def is_fresh(file: File) -> bool:
     """True if no power cut came after the last write, or its recovery has ended: the running kernel made the write."""
-    boot_time = calls.boot_time()
-    return boot_time is not None and file.modified() > boot_time + 1 and not exists(file.absolute + RECOVERY)
+    boot_time, written = calls.boot_time(), file.stamp()[1] / 1e9
+    return boot_time is not None and written > boot_time + 1 and not exists(file.absolute + RECOVERY)

@@ -220,26 +220,22 @@ def own_positions(worker: int = 0) -> None:
         return
     with _sharing.held():
         for number, identity in _inherited.items():
-            if _is_read_unlocked(number, identity):
-                _open_again(number)
+            _open_again(number, identity)
         _inherited = {}
 
 
-def _is_read_unlocked(number: int, identity: tuple[int, int]) -> bool:
-    """True if a number is still of a file that is open for reading, and under no lock of flock or OFD."""
-    try:
-        is_read = not fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_WRONLY | os.O_PATH)
-        is_locked = "\nlock:" in Path(f"/proc/self/fdinfo/{number}").read_text()
-        return is_read and not is_locked and identity_of(os.fstat(number)) == identity
-    except OSError:  # closed since
-        return False
-
-
-def _open_again(number: int) -> None:
+def _open_again(number: int, identity: tuple[int, int]) -> None:
     path = f"{_OPEN_FILES}/{number}"
     try:
-        flags = fcntl.fcntl(number, fcntl.F_GETFL) & (os.O_RDWR | os.O_APPEND | os.O_DIRECT)
-        own = os.open(path, flags)
+        flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        is_locked = "\nlock:" in Path(f"/proc/self/fdinfo/{number}").read_text()  # by flock or OFD
+        is_same = identity_of(os.fstat(number)) == identity
+    except OSError:  # closed since
+        return
+    if is_locked or not is_same or flags & (os.O_WRONLY | os.O_PATH):
+        return
+    try:
+        own = os.open(path, flags & (os.O_RDWR | os.O_APPEND | os.O_DIRECT))
     except OSError as error:
         if error.errno in _IS_CLOSED:  # by another thread
             return
@@ -250,7 +246,7 @@ def _open_again(number: int) -> None:
             path=name,
         ) from error
     try:
-        if os.path.samestat(os.fstat(own), os.fstat(number)):
+        if identity_of(os.fstat(own)) == identity == identity_of(os.fstat(number)):
             os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(own, number, inheritable=os.get_inheritable(number))
     except OSError as error:

@@ -23,8 +23,7 @@ def cache_folder() -> str:
 
 def home_expanded(path: str | bytes | os.PathLike[str]) -> str:
     """Return a path as text, its "~" as the home folder: no shell has read a path in a program or a settings file."""
-    name = os.fsdecode(path)
-    return os.path.expanduser(name) if name.startswith("~") else name
+    return os.path.expanduser(os.fsdecode(path))
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
@@ -130,15 +129,14 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 def stamp(path: str) -> Stamp:
     """`File.stamp` of the file at a path, by one system call."""
-    return stamp_of(_stat_path(path))
+    return stamp_of(status_of(path))
 
 
 def allocated(path: str) -> int:
     """Bytes of disk space of a file; 0 if there is no file."""
-    try:
-        return 512 * _stat_path(path).st_blocks  # of 512 bytes on every file system
-    except ArchiveNotFoundError:
-        return 0
+    with suppress(ArchiveNotFoundError):
+        return 512 * status_of(path).st_blocks  # of 512 bytes on every file system
+    return 0
 
 
 def free(path: str) -> int:
@@ -149,7 +147,8 @@ def free(path: str) -> int:
     return shutil.disk_usage(path).free
 
 
-def _stat_path(path: str) -> os.stat_result:
+def status_of(path: str) -> os.stat_result:
+    """Ask for the status of a file. Raises: ArchiveNotFoundError, there is none."""
     try:
         return calls.stat_path(path)
     except (FileNotFoundError, NotADirectoryError) as error:

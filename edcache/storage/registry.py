@@ -101,11 +101,6 @@ def scheme_of(path: str) -> str:
 
 
 @cache
-def _backend(scheme: str) -> Any:
-    """The class of what has a path or URL of this scheme."""
-    return loaded(_BACKENDS.get(scheme, _OBJECTS))
-
-
 def loaded(home: str) -> Any:
     """Return what has a name in a module, "package.module:name": a way up to a room that stands above."""
     module, _, name = home.partition(":")
@@ -142,13 +137,9 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
         kind = type(given).__name__
         raise OptionError(f"storage_options of type {kind}; give a dict", option="storage_options")
     text = path_text(path)
-    where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
+    scheme = "shm" if is_in_memory(text) else scheme_of(text)
+    where: Location = loaded(_BACKENDS.get(scheme, _OBJECTS))(text, storage_options)
     return where
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """The path on this machine that is meant; raises as `Location.local_path`."""
-    return located(path).local_path()
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -30,30 +30,19 @@ PART_NBYTES: Final = 1 << 22
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
 
 
-class Held(Protocol):
-    """See `Prefetch.hold`."""
-
-    def close(self) -> None:
-        """Let it go."""
-
-
-class Prefetch(ABC):
+class Prefetch(Protocol):
     """Fetches what a copy lacks before it is read. Safety: threads."""
 
     @property
-    @abstractmethod
     def has_room(self) -> bool:
         """True if more can be kept now."""
 
-    @abstractmethod
-    def hold(self) -> Held:
-        """Stop look-ahead in the copy, of all processes of this machine, until the result is closed."""
+    def hold(self) -> ByteSource:
+        """Stop look-ahead in the copy, of all processes of this machine, until the file that it returns is closed."""
 
-    @abstractmethod
     def is_held(self) -> bool:
         """True if `hold` of this process or another one holds."""
 
-    @abstractmethod
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """The ranges (start, end) of the file that are not here and hold bytes of extents, in their order.
 
@@ -61,7 +50,6 @@ class Prefetch(ABC):
             start, end: int64 [n], offsets in the file.
         """
 
-    @abstractmethod
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch and keep ranges that `missing` gave, without those that another process fetches now."""
 
@@ -144,9 +132,9 @@ class ByteSource(ABC):
         Raises: StaleArchiveError, the object was replaced; StorageError.
         """
         failing = [_Failing(k, extents[k][0], data[k]) for k in range(len(data)) if not checks[k](data[k])]
-        if not failing:
-            return data
         for asked in range(1, min(tries or self.tries, self.tries)):
+            if not failing:
+                break
             if asked > 1:
                 time.sleep(min(_FIRST_WAIT * _LONGER ** (asked - 2), _LONGEST_WAIT))
             parts = [part for one in failing for part in one.open_parts()]
@@ -157,9 +145,8 @@ class ByteSource(ABC):
             for one in mended:
                 self.mend(one.offset, data[one.number])
             failing = [one for one in failing if one not in mended]
-            if not failing:
-                return data
-        self.check_unchanged()
+        if failing:
+            self.check_unchanged()
         return data
 
     def ask_again(self, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:

@@ -73,7 +73,7 @@ def verify(
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         CorruptArchiveError: the head is damaged.
     Cost: reads the file once, with `quick` only headers, tables and the seal.
-        It takes some 200 MB of memory, and as much as the largest label column.
+        It takes some 200 MB of memory, and as much as the largest chunk or label column.
     Safety: it writes nothing and locks nothing. Samples that others append meanwhile are not checked.
     """
     where = located(path, storage_options)
@@ -148,10 +148,10 @@ class Survey:
         self._room = _MOST_KEPT_NBYTES
         self._padding = b""
         self.has_writer = file.is_locked(format.LOCK_FILLER, format.FILLERS)
-        head, cursor = format.read_head(self._pread, self.path)
-        self.chain = format.Chain(head, cursor, self.path)
-        known = format.Chain(head, cursor, self.path)
-        groups = list(format.walk(self._pread, self.size, head.uuid, cursor, self.path))
+        head, head_header = format.read_head(self._pread, self.path)
+        self.chain = format.Chain(head, head_header, self.path)
+        known = format.Chain(head, head_header, self.path)
+        groups = list(format.walk(self._pread, self.size, head.uuid, known.cursor, self.path))
         for group in groups:
             known.add(self._pread, group)
         self._lost = known.lost  # by a later note
@@ -191,7 +191,7 @@ class Survey:
         if is_chunk:
             crc = self._chunk_crc32(header)
         if crc is None and (not is_chunk or self._reads_records):
-            crc = format.payload_crc32(self._pread, header)
+            crc = format.stored_crc32(self._pread, header.payload)
         if crc not in (None, header.crc32):
             expected = f"its header says {header.crc32:#010x}"
             self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
@@ -201,7 +201,7 @@ class Survey:
         start = header.payload_end
         if header.kind == format.ROOT and self.chain.sealed:
             start = self.chain.end  # each root has its own directory
-            directory = self.chain.directory(self._pread)
+            directory = self.chain.directory()
             # The end of it is written last: without it the archive is not sealed yet.
             end = self._pread(
                 header.payload_end, len(directory), lambda data: directory.startswith(bytes(data))
@@ -221,12 +221,11 @@ class Survey:
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
             return None
-        crc, is_sound = 0, []
-        for some, at, data in format.chunk_windows(self._pread, header, rows):
-            is_sound.append(format.are_sound(rows[some], data, at))
-            crc = format.crc32(data, crc)
-        self._report(header, table, np.flatnonzero(~np.concatenate(is_sound)), "fails its crc32")
-        return crc
+        is_whole = format.fits_crc32(header.nbytes, header.crc32)
+        data = self._pread(header.payload_offset, header.nbytes, is_whole).ljust(header.nbytes, b"\0")
+        is_sound = format.are_sound(rows, memoryview(data), header.payload_offset)
+        self._report(header, table, np.flatnonzero(~is_sound), "fails its crc32")
+        return format.crc32(data)
 
     def _report(self, header: Header, table: ChunkTable, rows: Ints, what: str) -> None:
         for row in rows[:_SHOWN].tolist():

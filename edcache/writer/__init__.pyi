@@ -1,4 +1,5 @@
 from .appender import Appender as Appender
+from .appender import Claims as Claims
 from .appender import recover as recover
 from .appender import retry_if_replaced as retry_if_replaced
 from .builder import ChunkBuilder as ChunkBuilder
@@ -24,7 +25,6 @@ from .match import check_options as check_options
 from .match import check_origin as check_origin
 from .match import new_head as new_head
 from .match import other_paths as other_paths
-from .match import tells_source as tells_source
 from .recovery import check_compression as check_compression
 from .recovery import check_writable as check_writable
 from .recovery import never_created as never_created

@@ -58,7 +58,7 @@ from edcache.base import (
     Sync,
     on_error,
 )
-from edcache.format import Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa
+from edcache.format import Chain, ChunkTable, Contents, Failure, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.entry_group import EntryGroup
@@ -99,11 +99,6 @@ class Claims:
         self._file = file
 
     @property
-    def can_lock(self) -> bool:
-        """True if other processes can share the work; False once the file system has refused a lock."""
-        return self._file.can_lock
-
-    @property
     def has_fillers(self) -> bool:
         """True if another process fills the archive; False if the system cannot tell."""
         return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
@@ -142,17 +137,17 @@ class Appender:
     """Archive in a file, open for appending by this process; any number of others may have it open too.
 
     Attributes:
-        path, head: of the archive. chain: its entries, as far as this process has seen them.
+        head: of the archive. chain: its entries, as far as this process has seen them.
+        claims: locks that say which process computes which samples.
         syncs: False if nothing is ever synced.
     """
 
-    def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
+    def __init__(self, file: File, head: Head, head_header: Header, sync: Sync) -> None:
         self.file, self.head = file, head
-        self.path = file.path
-        self.chain = Chain(head, cursor, file.path)
+        self.chain = Chain(head, head_header, file.path)
         self.syncs = sync != "never"
         self._pid = os.getpid()
-        self._claims = Claims(file)
+        self.claims = Claims(file)
         self._label_schema: tuple[Header, pa.Schema] | None = None
         # From one sync to the next; None: before the headers of a seal only.
         self._seconds = 0 if sync == "chunk" else None if isinstance(sync, str) else sync
@@ -167,10 +162,10 @@ class Appender:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
-        head: Head,
+        where: str | os.PathLike[str] | File,
+        head: Head | None,
         *,
-        mode: Literal["r+", "a", "x"],
+        mode: Literal["a", "x"] = "a",
         sync: Sync = "seal",
         begins_anew: Callable[[Head], bool] | None = None,
         joins: bool = False,
@@ -179,27 +174,32 @@ class Appender:
 
         Of an archive nothing changes. `recover` mends it; the first publication does, if the caller does not.
 
-        mode: as of `File.open`; with "r+" a file without a head is no archive.
+        where: a path, or a new file, which is open and is closed with this. head: None opens an archive that is there.
+        mode: as of `File.open`, if there is a head.
         begins_anew: asked with the head of an archive that no process writes, and whose first fill failed before its
             first sample. True deletes it, and a new one is made.
         joins: True shows others from the start that this process writes it.
         """
-        name = os.fspath(path)
-        storage.make_parent(name)
-        if begins_anew is not None:
-            discard_abandoned(name, begins_anew)
-        file = File.open(name, mode)
+        if isinstance(where, File):
+            file = where
+        else:
+            name = os.fspath(where)
+            if head is not None:
+                storage.make_parent(name)
+            if begins_anew is not None:
+                discard_abandoned(name, begins_anew)
+            file = File.open(name, "r+" if head is None else mode)
         with on_error(file.close), file.locked(format.LOCK_APPEND):
-            if mode != "r+" and lacks_head(file, head):
+            if head is not None and lacks_head(file, head):
                 # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
                 if file.size():
                     file.truncate(0)
                 file.pwrite(0, format.pack_head(head))
                 # With every sync=: without its head no chunk is found again.
                 file.sync()
-                storage.sync_directory(os.path.dirname(name))
-            appender = cls(file, *format.read_head(file.pread, name), sync)
-            appender._look()
+                storage.sync_directory(os.path.dirname(file.path))
+            appender = cls(file, *format.read_head(file.pread, file.path), sync)
+            appender.catch_up()
             check_writable(appender.chain)
             appender._was_reordered = appender.chain.is_reordered
             if joins:
@@ -216,44 +216,47 @@ class Appender:
         Raises: CorruptArchiveError, the archive is damaged, or the next seal could not read what it needs;
         LaterReleaseError.
         """
-        self.check_usable()
-        with self.file.locked(format.LOCK_APPEND):
+        with self._locked():
             self._recover(appends=True)
 
     def _recover(self, appends: bool) -> None:
         """See `recover`. The append lock is held. appends: True if samples will be appended, and sealed."""
-        self._look()
-        is_fresh = storage.is_fresh(self.file)
-        self._refuse_damage(is_fresh)
-        loss = format.NO_LOSS if is_fresh else self._find_loss()
+        file, is_fresh = self.file, storage.is_fresh(self.file)
+        damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
+        if damage is not None:
+            raise CorruptArchiveError(
+                f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
+                '--skip-damaged" keeps what is sound',
+                path=self.path,
+            )
+        loss = format.NO_LOSS
+        if not is_fresh:
+            # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
+            has_ended = not storage.exists(file.absolute + storage.RECOVERY)
+            loss = format.find_loss(self.chain, file.pread, self.chain.lost if has_ended else ())
         if loss.end is not None:
-            self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
-            self.chain.extend(self.file.pread, loss.end)
+            self.chain = Chain(*format.read_head(file.pread, self.path), self.path)
+            self.chain.extend(file.pread, loss.end)
             self._was_reordered = self._was_reordered and self.chain.is_reordered
-        if appends or loss.chunks or self.file.size() > self.chain.end:
+        if appends or loss.chunks or file.size() > self.chain.end:
             self._check_tables([one.number for one in loss.chunks])
         if appends:
-            check_seal(self.chain, self.file.pread)
+            check_seal(self.chain, file.pread)
         self._is_recovered = True
         # In the same boot no entry that counts stands behind the end: it would be damage.
         is_needed = bool(loss.chunks or loss.ends)
-        aside = None if is_fresh else Aside.begin(self.file, self.chain, is_needed)
+        aside = None if is_fresh else Aside.begin(file, self.chain, is_needed)
         if aside is None:
             self._mend_end()
             return
         with closing(aside):
             for at, directory in loss.ends:
-                self.file.pwrite(at, directory)
+                file.pwrite(at, directory)
             self._mend_end()
             # Else a seal counts as it is, and only bytes behind it are gone.
             if loss.chunks or aside.chunks or aside.notes or not self.chain.sealed:
                 self._renew(loss.chunks, aside.chunks, aside.notes)
-            aside.end(self.file)
-
-    def _find_loss(self) -> format.Loss:
-        # A recovery that has ended is on the disk. Until then what it has renewed may be lost again.
-        has_ended = not storage.exists(self.file.absolute + storage.RECOVERY)
-        return format.find_loss(self.chain, self.file.pread, self.chain.lost if has_ended else ())
+            aside.end(file)
 
     def _renew(self, chunks: list[Header], others: list[Chunk], notes: list[dict[str, Any]]) -> None:
         """Append the sound records of chunks that lost something, then a note that names these chunks as lost.
@@ -282,18 +285,6 @@ class Appender:
         self._seconds = seconds
         self.sync()
 
-    def _refuse_damage(self, is_fresh: bool) -> None:
-        """Raise CorruptArchiveError if no torn tail stands behind the end; LaterReleaseError, as `check_writable`."""
-        check_writable(self.chain)
-        file = self.file
-        damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
-        if damage is not None:
-            raise CorruptArchiveError(
-                f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
-                '--skip-damaged" keeps what is sound',
-                path=self.path,
-            )
-
     def _check_tables(self, lost: Collection[int]) -> None:
         """Read the tables of the chunks behind the last root, as a seal does.
 
@@ -307,32 +298,34 @@ class Appender:
             _ = table.labels  # in types that hold the values of all chunks before it
 
     @property
-    def claims(self) -> Claims:
-        """Claims: locks that say which process computes which samples."""
-        self.check_usable()
-        return self._claims
+    def path(self) -> str:
+        """Path of the file, also once it was moved."""
+        return self.file.path
 
     def catch_up(self) -> None:
         """Take in the entries that others published since; reads headers only and takes no lock."""
         self.check_usable()
-        self._look()
-
-    def _look(self) -> None:
         self.chain.extend(self.file.pread, self.file.size())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the append lock for the block, with the entries of others taken in. Raises: LaterReleaseError."""
+        self.check_usable()
+        with self.file.locked(format.LOCK_APPEND):
+            self.catch_up()
+            check_writable(self.chain)
+            yield
 
     @contextmanager
     def appending(self) -> Iterator[None]:
         """Hold the append lock for the block, with the entries of others taken in and no torn tail."""
-        self.check_usable()
-        with self.file.locked(format.LOCK_APPEND):
+        with self._locked():
             if not self.file.is_named():
                 raise StaleArchiveError(
                     f"{self.path}: deleted, or another file has taken its place, while it was open for "
                     "appending; open it again",
                     path=self.path,
                 )
-            self._look()
-            check_writable(self.chain)
             if not self._is_recovered or self.file.size() > self.chain.end:
                 self._recover(appends=False)
             else:
@@ -352,7 +345,7 @@ class Appender:
                 self.file.sync()
         if chain.sealed:
             assert chain.root_header is not None
-            at, directory = chain.root_header.payload_end, chain.directory(self.file.pread)
+            at, directory = chain.root_header.payload_end, chain.directory()
             if self.file.pread(at, len(directory)) != directory:
                 self.file.pwrite(at, directory)
 
@@ -426,21 +419,17 @@ class Appender:
     def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:
         if chunk.continues:
             chunk = chunk.moved(self.chain.end_index)
-        labels = self.joinable(chunk)
-        group = EntryGroup(self.file, self.chain)
-        with self.giving_back_space():
+        labels = self._joinable(chunk)
+
+        def write(group: EntryGroup) -> None:
             entry = group.write_chunk(chunk, labels)
             if max_bytes is not None and entry.next > max_bytes:
-                text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-                error = StorageError(text, path=self.path)
-                error.errno = errno.EFBIG
-                raise error
-            headers = group.headers(self.chain.durable)
-            group.publish(headers)
-        self._take_in(headers)
-        self._label_schema = headers[0], labels.schema
+                error = OSError(errno.EFBIG, f"the archive would grow beyond max_bytes={max_bytes:,}")
+                raise storage.storage_error(self.path, "appending", error)
 
-    def joinable(self, chunk: Chunk) -> pa.Table:
+        self._label_schema = self._publish(write), labels.schema
+
+    def _joinable(self, chunk: Chunk) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
         Raises: LabelError, no type holds both; or floats come to a column with integers that a float would round.
@@ -471,22 +460,24 @@ class Appender:
 
     def _amend(self, changes: Mapping[str, object]) -> None:
         text = json.dumps(changes, ensure_ascii=True).encode("ascii")
+        name = f"notes/{self.chain.cursor.number:08d}"
+        self._publish(lambda group: group.entry(format.NOTE, name).write(text))
+
+    def _publish(self, write: Callable[[EntryGroup], None]) -> Header:
+        """Publish a chunk or a note, whose payload `write` writes; sync it if `sync=` says so."""
         group = EntryGroup(self.file, self.chain)
         with self.giving_back_space():
-            group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
+            write(group)
             headers = group.headers(self.chain.durable)
             group.publish(headers)
-        self._take_in(headers)
-
-    def _take_in(self, headers: list[Header]) -> None:
-        """Add a chunk or a note that was published to the chain, and sync it if `sync=` says so."""
-        header = headers[0]
         self.chain.add(self.file.pread, headers)
+        (header,) = headers
         self._has_unsynced = True
         if self._seconds is not None and time.monotonic() - self._synced >= self._seconds:
             self.sync()
         elif self.syncs:
             self.file.write_back(header.offset, header.next - header.offset)
+        return header
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
@@ -499,11 +490,6 @@ class Appender:
             with suppress(StorageError):
                 self.file.truncate(end)
             raise
-
-    def move(self, target: str) -> None:
-        """Give the archive another path, and replace a file there; see `storage.move`."""
-        storage.move(self.file, target)
-        self.path = target
 
     # --- syncs, and the end ---
 
@@ -539,12 +525,11 @@ class Appender:
             )
         if self.file.closed:
             raise ArchiveError(f"{self.path}: closed; open it again to append", path=self.path)
-        if self._is_failed:
-            raise StorageError(
-                f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it "
-                "again, which checks what is there",
-                path=self.path,
-            )
+        raise StorageError(
+            f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it again, which "
+            "checks what is there",
+            path=self.path,
+        )
 
     def close(self) -> None:
         """Close the file without sealing; idempotent, and nothing in a process that inherited it.
@@ -552,8 +537,8 @@ class Appender:
         StorageError if sync= is a number, and the last entries could not be synced.
         """
         try:
-            is_mine = not self.closed and self._pid == os.getpid() and not self._is_failed
-            if is_mine and self._has_unsynced and self._seconds is not None:
+            is_usable = not (self.file.closed or self._is_failed)
+            if is_usable and self._has_unsynced and self._seconds is not None:
                 self.sync()
         finally:
             self.file.close()
@@ -588,16 +573,9 @@ def other_order(path: str) -> StaleArchiveError:
     )
 
 
-def recover(path: str) -> bool:
-    """Mend what a crash left of an archive, for a process that reads before it writes.
-
-    Returns: False if no file is there, or its creator did not live to write the head, and it holds nothing.
-    """
-    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
-        with file.locked(format.LOCK_APPEND):
-            if lacks_head(file):
-                return False
-            # It syncs what it changed, as the next writer may rely on it.
-            Appender(file, *format.read_head(file.pread, path), "seal")._recover(appends=False)
-        return True
-    return False
+def recover(path: str) -> None:
+    """Mend what a crash left of an archive, for a process that reads before it writes; nothing if no file is there."""
+    # One that is replaced meanwhile is not read. What changed is synced, as the next writer may rely on it.
+    gone = suppress(ArchiveNotFoundError, StaleArchiveError)
+    with gone, closing(Appender.open(path, None)) as appender, appender.appending():
+        pass

@@ -98,14 +98,9 @@ class ChunkBuilder:
         return len(self._rows) // 4
 
     @property
-    def is_full(self) -> bool:
-        """True if the pending samples make a whole chunk."""
-        return self.nbytes >= CHUNK_NBYTES or len(self) >= self._most
-
-    @property
     def is_due(self) -> bool:
         """True if the pending samples make a whole chunk, or have waited long enough."""
-        # Repeats the test of `is_full`: a call takes 1 % of the time of a small sample.
+        # Not `len(self)`: a call takes 1 % of the time of a small sample.
         if self.nbytes >= CHUNK_NBYTES or len(self._rows) >= 4 * self._most:
             return True
         now = time.monotonic()
@@ -177,12 +172,16 @@ class ChunkBuilder:
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
 
-    def add_made(self, indices: Sequence[int], made: Columns | list[Any] | SourceError, row: int) -> int:
+    def add_made(
+        self, indices: Sequence[int], made: Columns | list[Any] | SourceError | Failure, row: int
+    ) -> int:
         """Add samples that an engine made, from `row` on, or refuse one that raised; returns how many it took."""
         if isinstance(made, list):
             self.add(indices[row], made[row])
         elif isinstance(made, Columns):
             return self.add_columns(indices, made, row)
+        elif isinstance(made, Failure):
+            self.failures.append(made)
         else:
             self.refuse(indices[row], made)
         return 1
@@ -310,7 +309,7 @@ class ChunkBuilder:
             self._begin(LabelCollector(self._spec, appender.label_schema(self._maker)))
             if self._failure_of is None:
                 raise
-            self.failures += [self._failure_of(index, error) for index in chunk.indices]
+            self.failures += [self._failure_of(index, error) for index in chunk.samples.tolist()]
             self._note_failures(appender)
             return 0
         return chunk.count

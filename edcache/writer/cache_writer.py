@@ -81,32 +81,28 @@ class CacheWriter:
         options = WriteOptions.of(options, keywords, "CacheWriter")
         codec, compression = options.codec, options.compression
         _check_mode(mode)
-        self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         self._spool = where.spool()
         if self._spool is not None:
             self._spool.begin(mode)
         local = where.local_path() if self._spool is None else self._spool.path
-        self._local = storage.followed(local) if self._replaces else local
-        self._session = temporary.start(self._local) if self._replaces else None
-        work = self._local if self._session is None else self._session.path
-        # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
-        with base.on_error(self._close_session):
-            self._appender = Appender.open(
-                work,
-                head,
-                mode="x" if mode == "x" else "a",
-                sync=options.sync,
-                joins=True,
-                begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
-            )
-        with base.on_error(self._close_files):
-            spec = adopt_labels(self._appender.head, spec, work)
-            check_options(self._appender.head, work, codec=codec, compression=compression)
+        self._local = storage.followed(local) if mode == "w" else local
+        self._appender = Appender.open(
+            temporary.start(self._local) if mode == "w" else self._local,
+            head,
+            mode="x" if mode == "x" else "a",
+            sync=options.sync,
+            joins=True,
+            begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
+        )
+        with base.on_error(self._appender.close):
+            head, work = self._appender.head, self._appender.path
+            spec = adopt_labels(head, spec, work)
+            check_options(head, work, codec=codec, compression=compression)
             self._appender.recover()
             self._again = self._appender.first_lost()
-            head, types = self._appender.head, self._appender.label_schema()
+            types = self._appender.label_schema()
             every = math.inf if publish_seconds is None else publish_seconds
             self._builder = ChunkBuilder(
                 head, self.path, spec, options.chunk_size, label_schema=types, seconds=every
@@ -137,19 +133,12 @@ class CacheWriter:
             StorageError: the disk is full or fails. Stored samples are kept; the writer takes no more, and
                 mode="a" continues the archive at its `next_index`.
         """
-        if self._again is not None:
-            self._append_again(sample)
+        if self._again is None:
+            if not self._appending:
+                self._switch(appending=True)
+            self._add(self._appender.chain.end_index + len(self._builder), sample)
             return
-        if not self._appending:
-            self._switch(appending=True)
-        self._add(self._appender.chain.end_index + len(self._builder), sample)
-
-    def _append_again(self, sample: object) -> None:
-        """Store the next sample again, in an archive that lost records to a power cut.
-
-        A user who goes on at `next_index` gives all samples from the first lost one on.
-        """
-        assert self._again is not None
+        # A user who goes on at `next_index` gives all samples from the first lost one on.
         self.write(self._again, sample)
         self._again += 1
         if self._again >= self._appender.chain.end_index:
@@ -187,7 +176,7 @@ class CacheWriter:
             raise error.within(self.path, self.path) from error
         start = 0
         while self._again is not None and start < given.count:
-            self._append_again(given.at(start))
+            self.append(given.at(start))
             start += 1
         self._switch(appending=True)
         while start < given.count:
@@ -230,9 +219,8 @@ class CacheWriter:
         if chain.length is not None and chain.end_index > chain.length:
             self._appender.amend(length=chain.end_index)
         seal(self._appender)
-        if self._replaces:
-            self._appender.move(self._local)
-            self._replaces = False
+        if self._appender.path != self._local:
+            storage.move(self._appender.file, self._local)
 
     def close(self) -> None:
         """Seal and close the archive, and upload it if the path is a URL; a second call does nothing."""
@@ -250,18 +238,8 @@ class CacheWriter:
             if is_open:
                 last()
         finally:
-            self._close_files()
-        return is_open
-
-    def _close_files(self) -> None:
-        try:
             self._appender.close()
-        finally:
-            self._close_session()
-
-    def _close_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        return is_open
 
     def __enter__(self) -> CacheWriter:
         return self

@@ -61,11 +61,6 @@ class Chunk:
         """Number of records."""
         return len(self.rows)
 
-    @property
-    def indices(self) -> list[int]:
-        """Indices of its samples."""
-        return self.samples.tolist()  # type: ignore[no-any-return]
-
     def moved(self, first: int) -> Chunk:
         """Renumber the samples, consecutively from `first` on; the records stay."""
         return replace(self, samples=self.samples - self.samples[0] + first)

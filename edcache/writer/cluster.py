@@ -7,14 +7,12 @@ samples that the archive has are left out.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final, TypeAlias
-
-import numpy as np
+from typing import Final, TypeAlias
 
 from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure, Head
@@ -34,15 +32,15 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 
     After an error, which is returned too, the chunks have the samples before it.
     """
-    builder = job.builder()
+    builder = job.builder(seconds=math.inf)
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
-        for part, made in Here(job).compute(indices):
+        for part, made in Here(job).submit(indices):
             row = 0
             while row < len(part):
                 row += builder.add_made(part, made, row)
-                if builder.is_full:
+                if builder.is_due:
                     chunks.append(builder.take())
     except EdcacheError as raised:
         error = carried(raised)
@@ -58,19 +56,16 @@ class Cluster(BatchEngine):
 
     def __init__(self, job: Job, head: Head) -> None:
         self._job = replace(job, head=head)
-        self._executor: Any = job.options.executor
         self._tasks: dict[Future[_Encoded], Pending] = {}
 
     def submit(self, indices: list[int]) -> Pending:
         """Submit a task."""
-        job, todo = self._job, self._job.todo
-        own = None if todo is None else todo._replace(samples=np.array(indices))
-        job = replace(job, spec=job.spec.of(indices), keyed=None, todo=own)
+        job = replace(self._job, spec=self._job.spec.of(indices), keyed=None, todo=None)
         try:
-            future = self._executor.submit(encode_samples, job, indices)
+            future = job.options.executor.submit(encode_samples, job, indices)
         except RuntimeError as failure:  # a process of it died between two tasks, or it was shut down
             raise self._failed(failure) from failure
-        self._tasks[future] = partial(self._result, future)
+        self._tasks[future] = self._result(future)
         return self._tasks[future]
 
     def ended(self, running: deque[Pending]) -> list[Pending]:
@@ -97,11 +92,11 @@ class Cluster(BatchEngine):
             raise self._failed(failure) from failure
         chunks, failures, error = future.result()
         yield from (([one.index], one) for one in failures)
-        yield from ((chunk.indices, chunk) for chunk in chunks)
+        yield from ((chunk.samples.tolist(), chunk) for chunk in chunks)
         if error is not None:
             raise error.restored()
 
     def _failed(self, failure: BaseException) -> SourceError:
         """Make the error of a task; raised as it is, an exit or an interrupt of a task would be one of this process."""
-        name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
+        name, text = type(self._job.options.executor).__name__, f"{type(failure).__name__}: {failure}"
         return SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)

@@ -76,8 +76,7 @@ def compute_apart(job: Job) -> Recomputed | None:
     worker = _start_worker(job, 0, 0)
     message: Any = None
     try:
-        timeout = job.options.timeout
-        connection.wait([worker.results, worker.process.sentinel], timeout)
+        connection.wait([worker.results, worker.process.sentinel], job.options.timeout)
         message = _last_word(worker)
     finally:
         _end_worker(worker, _STOP_SECONDS if message is not None else 0)
@@ -98,8 +97,8 @@ class Crew:
         self._workers: list[_Worker] = []
         self._size = workers
         self._numbers = itertools.count()
-        # By sample; -1 counts workers that computed none.
-        self._deaths: Counter[int] = Counter()
+        # By sample, or by the first of a batch and its size; -1 counts workers that computed none.
+        self._deaths: Counter[tuple[int, int]] = Counter()
         self._failures: list[str] = []
 
     def run(self) -> None:
@@ -130,9 +129,9 @@ class Crew:
 
     def _receive(self, worker: _Worker) -> None:
         """Take the last word of a worker, or its silence, and replace it unless its work is done."""
-        index = worker.report[0] - 1
-        message = _last_word(worker, index)
-        self._reap(worker)
+        message = _last_word(worker, worker.report[0] - 1)
+        _end_worker(worker, _STOP_SECONDS)
+        self._workers.remove(worker)
         if isinstance(message, Carried):
             raise message.restored()
         if worker.process.exitcode == _NO_GUARD:
@@ -148,44 +147,34 @@ class Crew:
     def _check_timeout(self, worker: _Worker) -> None:
         timeout = self._options.timeout
         # In this order: a batch that the worker begins meanwhile has begun later.
-        index, began, count = worker.report[0] - 1, worker.report[1], worker.report[2]
+        index, began, size = worker.report[0] - 1, worker.report[1], worker.report[2]
         if timeout is None or index < 0:
             return
-        late = (time.monotonic_ns() - began) / 1e9 - timeout * count
+        late = (time.monotonic_ns() - began) / 1e9 - timeout * size
         if late > 0 and not worker.is_late:
             text = f"took longer than timeout={timeout:g} seconds"
-            if count > 1:
-                self._suspect(index)
-            elif self._options.on_error == "raise":
+            if size == 1 and self._options.on_error == "raise":
                 raise SourceError(f"{self._path}: sample {index} {text}", path=self._path, index=index)
-            else:
-                # Before it lets go of its claim, or the next one would hang there too.
-                self._set_aside(index, "TimeoutError", text)
+            # Before it lets go of its claim, or the next one would hang there too.
+            self._blame(index, size, "TimeoutError", text)
             # Code in Python ends, and the samples before are published; code in C does not hear it.
             worker.is_late = True
             worker.process.terminate()
         elif late > _STOP_SECONDS:
             worker.process.kill()
 
-    def _suspect(self, index: int) -> None:
-        """Let workers that start from now on compute the samples of a batch one by one: one of them is to blame."""
-        self._job = replace(self._job, suspects=self._job.suspects | {index})
-
     def _note_death(self, index: int, size: int, exitcode: int | None) -> None:
         """Count a worker that ended while it computed `size` samples; SourceError if many did that computed none."""
         ending = _ending(exitcode)
-        if index >= 0 and size > 1:
-            text = f"{self._path}: the process that computed {size} samples ended ({ending})"
-            logger.warning("%s", self._job.told(text))
-            self._suspect(index)
-            return
-        self._deaths[index] += 1
-        count = self._deaths[index]
+        size = size if index >= 0 else 0
+        self._deaths[index, size] += 1
+        count = self._deaths[index, size]
         if index >= 0:
-            text = f"{self._path}: the process that computed sample {index} ended ({ending})"
+            what = f"{size} samples" if size > 1 else f"sample {index}"
+            text = f"{self._path}: the process that computed {what} ended ({ending})"
             logger.warning("%s", self._job.told(text, index))
-            if count == _DEATHS:
-                self._set_aside(index, "SourceError", f"ended its process {count} times ({ending})")
+            if size > 1 or count == _DEATHS:
+                self._blame(index, size, "SourceError", f"ended its process {count} times ({ending})")
         elif count > _DEATHS * self._size:
             raise SourceError(
                 f"{self._path}: {count} worker processes ended ({ending}) while they computed no sample; use "
@@ -193,8 +182,14 @@ class Crew:
                 path=self._path,
             )
 
-    def _set_aside(self, index: int, error: str, text: str) -> None:
-        """Record a sample as failed, so that no worker begins it again."""
+    def _blame(self, index: int, size: int, error: str, text: str) -> None:
+        """Record a sample as failed, so that no worker begins it again.
+
+        One of a batch is to blame: the workers that start from now on compute its samples one by one.
+        """
+        if size > 1:
+            self._job = replace(self._job, suspects=self._job.suspects | {index})
+            return
         text = self._job.told(f"sample {index} {text}", index)
         failure = Failure(index, self._options.on_error == "skip_final", error, text, "")
         self._failures.append(failure.message)
@@ -209,12 +204,8 @@ class Crew:
             for worker in self._workers:
                 worker.process.join(max(0.0, limit - time.monotonic()))
         finally:
-            for worker in list(self._workers):
-                self._reap(worker, 0)
-
-    def _reap(self, worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
-        _end_worker(worker, seconds)
-        self._workers.remove(worker)
+            for worker in self._workers:
+                _end_worker(worker, 0)
 
 
 def _start_worker(job: Job, slot: int, number: int) -> _Worker:

@@ -6,7 +6,7 @@
 
 An engine must
 - take any batch at `submit` without waiting for its samples, and remember at most `depth` of these;
-- give each sample of a batch, or its error, exactly once, under the index that was asked for, when `Pending` is called;
+- give each sample of a batch, or its error, exactly once, under the index that was asked for, as `Pending` is iterated;
 - compute a batch by `Here` that it cannot compute itself: so want of memory halves a batch, any other error has its
   samples computed one by one, and the one that raises is named, in one place for all engines;
 - call code of the user inside of `with watch.begin(...)`, since that code may hang or end the process.
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -33,20 +33,14 @@ from edcache.identity import Recomputed
 from edcache.storage import own_positions
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
-from edcache.writer.source import (
-    batches_of,
-    is_interrupt,
-    is_stream,
-    refusal,
-    text_of,
-)
+from edcache.writer.source import batches_of, is_interrupt, is_stream, refusal, text_of
 
 MadeSamples: TypeAlias = Columns | list[Any] | SourceError
 """Samples of some indices; or the error of one."""
 PartOfBatch: TypeAlias = tuple[list[int], MadeSamples | Failure | Chunk]
 """Some indices, and their samples; or what another process made of them: the failure of one, or a chunk."""
-Pending: TypeAlias = Callable[[], Iterable[PartOfBatch]]
-"""Waits for the samples of a batch that an engine was given, and gives them in parts, once.
+Pending: TypeAlias = Iterator[PartOfBatch]
+"""Waits for the samples of a batch that an engine was given, and gives them in parts.
 
 Raises: EdcacheError, the fill cannot go on; parts that were given before stay.
 """
@@ -109,10 +103,6 @@ class Here(BatchEngine):
         self._ask, self.takes_any = batches_of(job.source)
         self.gives_batches = self._ask is not None and not self.takes_any
 
-    def submit(self, indices: list[int]) -> Pending:
-        """Return what computes a batch."""
-        return partial(self.compute, indices)
-
     def __exit__(self, *raised: object) -> None:
         """Let go of nothing."""
 
@@ -124,9 +114,7 @@ class Here(BatchEngine):
         """True for an exception amid a batch that code of the user did not cause; see `writer/source.py`."""
         return is_interrupt(error, indices[0])
 
-    def compute(
-        self, indices: list[int], *, one_by_one: bool = False
-    ) -> Iterator[tuple[list[int], MadeSamples]]:
+    def submit(self, indices: list[int]) -> Iterator[tuple[list[int], MadeSamples]]:
         """Compute a batch by one call if the source gives batches; or its halves, or each sample alone.
 
         Yields: parts of the indices, in their order, with their samples, which the source may change when it computes
@@ -134,7 +122,7 @@ class Here(BatchEngine):
         Raises: OptionError, it names an option: an argument of the user's call is wrong, and so is every sample.
         """
         source = self._job.source
-        parts = [(indices, None if one_by_one or self.is_suspect(indices) else self._ask)]
+        parts = [(indices, None if self.is_suspect(indices) else self._ask)]
         while parts:
             part, ask = parts.pop()
             if ask is None and len(part) > 1:
@@ -184,12 +172,12 @@ def samples_at(source: Any, indices: list[int]) -> list[Any]:
     return [*_each(counted(ask(indices), len(indices)))]
 
 
-def samples_of(here: Here, indices: list[int], *, one_by_one: bool = False) -> Iterator[Any]:
+def samples_of(here: Here, indices: list[int]) -> Iterator[Any]:
     """Compute samples in this process. Raises: SourceError, for one that raises.
 
     Yields: each sample; the source may change it while it computes the next one.
     """
-    for _, made in here.compute(indices, one_by_one=one_by_one):
+    for _, made in here.submit(indices):
         if isinstance(made, SourceError):
             raise made
         yield from _each(made)
@@ -204,8 +192,9 @@ def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | 
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
     end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
+    alone = replace(job, suspects=frozenset({index}))
     ways: list[Callable[[], Any]] = [
-        lambda: next(samples_of(Here(job), [index], one_by_one=True)),
+        lambda: next(samples_of(Here(alone), [index])),
         lambda: next(samples_of(Here(job), [*range(index, end)])),
     ]
     if (stored is None or least > 1) and identity.held_generators(job.source):

@@ -12,35 +12,28 @@ from edcache.writer.chunk import Chunk
 
 
 class Entry:
-    """Entry whose payload is written piece by piece, and whose header is not written yet.
+    """Entry whose payload is written piece by piece.
 
-    fields: of the `Header`, of a chunk its samples and its table.
+    place: of the payload that was written so far. fields: of its `Header`, which is not written yet, but for the
+        payload and the link.
     """
 
-    def __init__(self, file: File, kind: int, name: str, number: int, offset: int) -> None:
-        self.kind, self.name, self.number, self.offset = kind, name, number, offset
-        self.fields: dict[str, int] = {}
-        self._file = file
-        self._start = offset + format.header_nbytes(name)
-        self._nbytes = self._crc32 = 0
+    def __init__(self, file: File, name: str, offset: int, **fields: Any) -> None:
+        self._file, self.fields = file, {"name": name, "offset": offset, **fields}
+        self.place = Place(offset + format.header_nbytes(name), 0, 0)
 
     def write(self, data: Any) -> None:
         """Write the next bytes of the payload."""
-        nbytes = memoryview(data).nbytes
-        if nbytes:
-            self._file.pwrite(self._start + self._nbytes, data)
-            self._crc32 = format.crc32(data, self._crc32)
-            self._nbytes += nbytes
-
-    @property
-    def place(self) -> Place:
-        """Range and crc32 of the payload that was written so far."""
-        return Place(self._start, self._nbytes, self._crc32)
+        more = memoryview(data).nbytes
+        if more:
+            start, nbytes, crc = self.place
+            self._file.pwrite(start + nbytes, data)
+            self.place = Place(start, nbytes + more, format.crc32(data, crc))
 
     @property
     def next(self) -> int:
         """Offset of the next entry, if the payload is whole."""
-        return format.align(self._start + self._nbytes, format.PAGE)
+        return format.align(self.place.offset + self.place.nbytes, format.PAGE)
 
 
 class EntryGroup:
@@ -57,24 +50,22 @@ class EntryGroup:
         """Begin an entry; the payload of the last one is whole."""
         cursor = self._chain.cursor
         offset = self._entries[-1].next if self._entries else cursor.offset
-        entry = Entry(self._file, kind, name, cursor.number + len(self._entries), offset)
-        self._entries.append(entry)
-        return entry
+        number, uuid = cursor.number + len(self._entries), self._chain.head.uuid
+        self._entries.append(Entry(self._file, name, offset, kind=kind, uuid=uuid, number=number))
+        return self._entries[-1]
 
     def headers(self, durable: int) -> list[Header]:
         """Make the headers of the entries, to be published. durable: of `Header`."""
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
-            headers.append(linked(self.header(entry, link, durable)))
+            _, nbytes, crc = entry.place
+            header = Header(
+                nbytes=nbytes, crc32=crc, next=entry.next, link=link, durable=durable, **entry.fields
+            )
+            headers.append(linked(header))
             link = headers[-1].link_after
         return headers
-
-    def header(self, entry: Entry, link: int = 0, durable: int = 0) -> Header:
-        """Make the header of an entry. Without a link it only tells where the payload lies, and is not published."""
-        _, nbytes, crc = entry.place
-        place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
-        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
 
     def write_chunk(self, chunk: Chunk, labels: pa.Table) -> Entry:
         """Write the payload of a chunk or part. labels: as it has them, in the types that the archive needs."""
@@ -82,17 +73,12 @@ class EntryGroup:
         is_part = bool(chunk.maker)
         name = f"parts/{number}-{chunk.maker}" if is_part else f"chunks/{number}"
         entry = self.entry(format.PART if is_part else format.CHUNK, name)
-        uuid = self._chain.head.uuid
-        table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, uuid, entry.place.offset)
+        samples, uuid, start = chunk.samples, self._chain.head.uuid, entry.place.offset
+        table = format.pack_table(samples, chunk.rows, chunk.schemas, labels, uuid, start)
         for part in (table, bytes(-len(table) % 64), chunk.data):
             entry.write(part)
-        samples = chunk.samples
-        entry.fields = {
-            "first": int(samples.min()),
-            "end": int(samples.max()) + 1,
-            "table_nbytes": len(table),
-            "table_crc32": format.crc32(table),
-        }
+        entry.fields.update(first=int(samples.min()), end=int(samples.max()) + 1)
+        entry.fields.update(table_nbytes=len(table), table_crc32=format.crc32(table))
         return entry
 
     def publish(self, headers: list[Header]) -> None:

@@ -17,21 +17,19 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import refill, temporary
 from edcache.writer.appender import Appender
 from edcache.writer.crew import Crew, crew_size
 from edcache.writer.engine import engine_of
-from edcache.writer.job import Job, errors_with, outcome
-from edcache.writer.loop import FAILED, FillLoop, Presence
+from edcache.writer.job import Job, telling_kept
+from edcache.writer.loop import FillLoop, Presence
 from edcache.writer.match import check_length
 from edcache.writer.seal import seal
 from edcache.writer.source import is_stream
 from edcache.writer.spot import check_before, with_first_sample
-from edcache.writer.stream import check_stream_workers, fill_stream
+from edcache.writer.stream import fill_stream
 
 logger = logging.getLogger("edcache")
 
@@ -55,10 +53,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
 
     After any of these, everything computed before is published.
     """
-    run = _fill_and_seal
-    if is_stream(job.source):
-        check_stream_workers(job)
-        run = fill_stream
+    run = fill_stream if is_stream(job.source) else _fill_and_seal
     if rebuild or _head_of(job.path) is None:
         job = with_first_sample(job)
     if rebuild:
@@ -112,22 +107,22 @@ def _filled_once(job: Job) -> int:
             if refill.is_done(appender.chain, keyed):
                 return 0
             job, known = refill.begun(job, keyed, appender)
-        presence = Presence(appender, job.length, job.since, job.todo)
+        presence = Presence(appender, job)
         total = len(presence.state)
         if presence.count or (known is not None and known.places is not None):
             check_before(job, known)
 
-        def ending(goes_on: bool = True) -> str:
+        def count() -> int:
             with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
                 presence.update()
-            return outcome(job.path, presence.count, total, goes_on, job.told_samples)
+            return presence.count
 
         if presence.missing:
             is_first = appender.claims.join_fillers()
             shown = base.Progress(job.name, job.options.progress, is_first=is_first)
-            with shown.begin(presence.count, total) as progress, errors_with(ending, job):
+            with shown.begin(presence.count, total) as progress, telling_kept(job, count, total):
                 workers = crew_size(job, total)
-                if workers and appender.claims.can_lock:
+                if workers and appender.file.can_lock:
                     Crew(job, workers, appender, partial(_show_published, appender, presence, progress)).run()
                 else:
                     engine = engine_of(job)
@@ -137,25 +132,22 @@ def _filled_once(job: Job) -> int:
                         engine = Cluster(job, appender.head)
                     FillLoop(job, appender, presence, engine, progress.advance).run()
                 presence.update()
-                progress.failed = int(np.count_nonzero(presence.state == FAILED))
+                progress.failed = presence.failed
+                if presence.missing:
+                    text = f"{job.path}: {presence.missing:,} of {total:,} samples were not computed"
+                    raise base.SourceError(text, path=job.path)
             if keyed is None:
                 # Another process may have made it longer.
                 check_length(job.path, appender.chain.length, job.length)
-            if presence.missing:
-                raise base.SourceError(
-                    f"{job.path}: {presence.missing:,} of {total:,} samples were not computed; {ending()}",
-                    path=job.path,
-                )
         # In the order of the source also without a sample that failed: else others that it repeats were absent.
         if keyed is not None and (job.maker or total < len(keyed)):
             seal(appender, find_order=partial(refill.order_of, job, keyed, appender, presence))
         elif presence.complete:
             seal(appender)
-        failed = int(np.count_nonzero(presence.state == FAILED))
-        if failed and job.options.on_error != "raise":
-            text = f"{job.path}: {failed:,} of {total:,} {job.told_samples} failed"
+        if presence.failed and job.options.on_error != "raise":
+            text = f"{job.path}: {presence.failed:,} of {total:,} {job.told_samples} failed"
             logger.warning("%s; the dataset's `errors` tells why, filling again tries again", text)
-        return failed
+        return presence.failed
 
 
 def _show_published(appender: Appender, presence: Presence, progress: base.Progress) -> None:

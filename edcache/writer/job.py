@@ -16,19 +16,12 @@ from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
-from edcache.writer.builder import ChunkBuilder, FailureOf
+from edcache.writer.builder import ChunkBuilder
 from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.source import is_stream, text_of, traceback_of
 from edcache.writer.store import store_at
 
 _MOST_TRACEBACK: Final = 8_000
-
-
-class Todo(NamedTuple):
-    """Samples of a source that a fill computes: int64 [n], rising. maker: mark of their parts; "" for chunks."""
-
-    samples: Ints
-    maker: str = ""
 
 
 class Known(NamedTuple):
@@ -51,8 +44,9 @@ class Job:
         source: has __len__ and __getitem__(int). head: of the archive, if it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
         name: of the archive as progress shows it; the path may be of a file that stands for it.
-        keyed: keys of the samples, if the source names them. todo: samples to compute; None: all that the archive
-            lacks by their numbers.
+        keyed: keys of the samples, if the source names them. todo: with keys, the samples to compute: int64 [n],
+            rising; None without keys: all that the archive lacks. maker: mark of the parts that it stores; "" if it
+            stores chunks.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
         recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
         found: difference from the recipe of the archive.
@@ -69,7 +63,8 @@ class Job:
     since: int = 0
     name: str = ""
     keyed: Keyed | None = None
-    todo: Todo | None = None
+    todo: Ints | None = None
+    maker: str = ""
     suspects: frozenset[int] = frozenset()
     recipe: Recipe | None = None
     found: Difference = identity.SAME
@@ -98,11 +93,6 @@ class Job:
         """Name the samples of this job in messages."""
         return "new samples" if self.maker else "samples"
 
-    @property
-    def maker(self) -> str:
-        """Mark of the parts that it stores; "" if it stores chunks."""
-        return "" if self.todo is None else self.todo.maker
-
     def open(self) -> Appender:
         """Open the archive, or make it. If the source is longer and `grow` allows it, the archive gets its length.
 
@@ -113,54 +103,47 @@ class Job:
         with base.on_error(appender.close):
             check_origin(self.path, appender.chain.origin, self.recipe)
             adopt_labels(appender.head, self.spec, self.path)
-            has_keys = self.keyed is not None or self.todo is not None
-            length = None if has_keys else self.head.length
-            if length is not None and not self._grows(appender.chain, length):
-                check_length(self.path, appender.chain.length, length)
+            self._is_to_grow(appender.chain)
             appender.recover()
-            if length is not None:
-                if self._grows(appender.chain, length):
-                    self._lengthen(appender, length)
-                check_length(self.path, appender.chain.length, length)
+            if self._is_to_grow(appender.chain):
+                changes: dict[str, Any] = {"length": self.length}
+                found = appender.chain.origin.fingerprint
+                if found is not None and self.recipe is not None:
+                    changes["fingerprint"] = self.made_by(found)
+                appender.amend(**changes)
         return appender
 
-    def _grows(self, chain: Chain, length: int) -> bool:
+    def _is_to_grow(self, chain: Chain) -> bool:
+        """True if the archive is to get the length of the source. Raises: StaleCacheError, it has another one."""
+        length = self.head.length
+        if length is None or self.keyed is not None or self.todo is not None:
+            return False
         # One that was written without a dataset is as long as what it holds, until it gets one.
         present = chain.end_index if chain.length is None else chain.length
-        return present < length and (self.options.grow or chain.length is None)
-
-    def _lengthen(self, appender: Appender, length: int) -> None:
-        changes: dict[str, Any] = {"length": length}
-        found = appender.chain.origin.fingerprint
-        if found is not None and self.recipe is not None:
-            changes["fingerprint"] = self.made_by(found)
-        appender.amend(**changes)
+        if present < length and (self.options.grow or chain.length is None):
+            return True
+        check_length(self.path, chain.length, length)
+        return False
 
     def made_by(self, found: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the fingerprint of the source, with the first sample and the state that an archive has noted.
 
-        found: the fingerprint of the archive. One that a call of `@cachable` made keeps the settings of the call.
+        found: the fingerprint of the archive. One that a call of `@cachable` made keeps the settings of the call. A
+        source that gives keys only leaves all that the archive has.
         """
         own, found = self.head.fingerprint or {}, found or {}
         if self.recipe is None:
-            return identity.with_entry(own, found)
+            return {**found, **own}
         state = [name for name in found.get("state", []) if isinstance(name, str)]
-        made = self.recipe.put_into(own, state)
+        noted = [identity.ENTRY]
         if "factory" in base.named(found, "settings") and not self.recipe.is_made:
-            made |= {name: found[name] for name in ("settings", "asks") if name in found}
-        return identity.with_entry(made, found)
+            noted += ["settings", "asks"]
+        return self.recipe.put_into(own, state) | {name: found[name] for name in noted if name in found}
 
-    def builder(
-        self,
-        appender: Appender | None = None,
-        *,
-        keeps_failures: bool = True,
-        seconds: float | None = None,
-    ) -> ChunkBuilder:
+    def builder(self, appender: Appender | None = None, *, seconds: float | None = None) -> ChunkBuilder:
         """Make a builder of chunks with the label columns that the archive was begun with.
 
         appender: the archive; None in a process that need not see it.
-        keeps_failures: False lets every sample that is refused raise, with any `on_error`.
         seconds: from one publication to the next, as of ChunkBuilder.
         """
         head = self.head if appender is None else appender.head
@@ -169,16 +152,11 @@ class Job:
             self.path,
             adopt_labels(head, self.spec, self.path),
             self.chunk_size,
-            failure_of=self.failure_of if keeps_failures else None,
+            failure_of=None if self.options.on_error == "raise" else self._failure,
             label_schema=None if appender is None else appender.label_schema(self.maker),
             seconds=seconds,
             maker=self.maker,
         )
-
-    @property
-    def failure_of(self) -> FailureOf | None:
-        """Function that makes a Failure of an error; None if an error ends the fill."""
-        return None if self.options.on_error == "raise" else self._failure
 
     def _failure(self, index: int, error: base.EdcacheError) -> Failure:
         cause = error.__cause__ if isinstance(error, base.SourceError) and error.__cause__ else error
@@ -189,36 +167,33 @@ class Job:
 
 
 @contextmanager
-def errors_with(outcome: Callable[[bool], str], job: Job | None = None) -> Iterator[None]:
-    """Append a text to an EdcacheError or KeyboardInterrupt of the block: how many samples are kept, and how to go on.
+def telling_kept(job: Job, count: Callable[[], int], total: int | None = None) -> Iterator[None]:
+    """Append to an EdcacheError or KeyboardInterrupt of the block how many samples are kept, and how to go on.
 
-    outcome: makes the text. It gets True if the same call may go on; False after a LabelError, which would come again.
-    job: names archive and sample in the text.
+    count: counts the samples that the archive has. total: number of samples of the fill, if it is known.
     """
     try:
         yield
     except KeyboardInterrupt as stop:
         where = " ".join(["interrupted", *map(str, stop.args[:1])])
-        raise KeyboardInterrupt(f"{where}; {outcome(True)}") from None
+        raise KeyboardInterrupt(f"{where}; {_kept(job, count(), total)}") from None
     except base.EdcacheError as error:
-        goes_on = not isinstance(error, base.LabelError)
+        goes_on = not isinstance(error, base.LabelError)  # which would come again
         if not goes_on:
             error.option = "keep_existing"
-        text = f"{error}; {outcome(goes_on)}"
-        if job is not None:
-            text = job.told(text, error.index)
+        text = job.told(f"{error}; {_kept(job, count(), total, goes_on)}", error.index)
         error.args = (text, *error.args[1:])
         raise
 
 
-def outcome(path: str, kept: int, length: int | None, goes_on: bool = True, samples: str = "samples") -> str:
-    """Say how many samples an archive keeps, of its length if that is known, when a fill ends early."""
-    if temporary.is_temporary(path):
+def _kept(job: Job, count: int, total: int | None, goes_on: bool = True) -> str:
+    if temporary.is_temporary(job.path):
         return temporary.KEPT
-    if storage.is_in_memory(path):
-        return f"{path} keeps what was computed as long as another process has it open"
-    text = f"{path} keeps {kept:,} " + (samples if length is None else f"of {length:,} {samples}")
-    return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
+    if storage.is_in_memory(job.path):
+        return f"{job.path} keeps what was computed as long as another process has it open"
+    kept = f"{count:,} samples" if total is None else f"{count:,} of {total:,} {job.told_samples}"
+    how = "the same call computes the rest" if goes_on else "keep_existing=False begins anew"
+    return f"{job.path} keeps {kept}; {how}"
 
 
 class RemoteTraceback(Exception):
@@ -228,8 +203,7 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-@dataclass(frozen=True)
-class Carried:
+class Carried(NamedTuple):
     """Error and traceback on their way out of another process, as concurrent.futures carries them."""
 
     error: base.EdcacheError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
 from copy import deepcopy
 from dataclasses import replace
@@ -20,6 +19,7 @@ import numpy as np
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.identity import ENTRY
+from edcache.writer.appender import other_order
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import Here, samples_of
 from edcache.writer.job import Job
@@ -30,8 +30,6 @@ from edcache.writer.spot import with_first_sample, with_state
 logger = logging.getLogger("edcache")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-
-_opening: Final = ForkLock()
 
 
 class LazyFiller:
@@ -51,6 +49,7 @@ class LazyFiller:
         self._job = with_state(job)
         self._max_bytes = max_bytes
         self._open: _OpenArchive | None = None
+        self._turn = ForkLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None}
@@ -72,10 +71,7 @@ class LazyFiller:
 
     def publish(self, indices: list[int]) -> bool:
         """Append the pending samples if some of these are; return True if the archive has any of them now."""
-        archive = self._opened()
-        if not archive.pending.isdisjoint(indices):
-            archive.flush()
-        return archive.has_any(indices)
+        return self._opened().publish(indices)
 
     def flush(self) -> None:
         """Append the pending samples; the process whose samples complete the archive seals it."""
@@ -89,10 +85,7 @@ class LazyFiller:
             self._open = None
 
     def _opened(self) -> _OpenArchive:
-        archive = self._open
-        if archive is not None and archive.is_usable:
-            return archive  # a reader does not wait while another cache is opened
-        with _opening.held():
+        with self._turn.held():
             if self._open is None or not self._open.is_usable:
                 self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
@@ -113,23 +106,26 @@ class _OpenArchive:
     """One process's hold on an archive that it fills lazily."""
 
     def __init__(self, job: Job, max_bytes: int | None) -> None:
-        self._pid = os.getpid()
         self._max_bytes = max_bytes
         self._job = replace(job, options=replace(job.options, batch_size=1, num_workers=0))
         self.here = Here(job)
         self._has_learned = False
         self._appender = job.open()
-        self._presence = Presence(self._appender, job.length)
-        self._builder = job.builder(self._appender, keeps_failures=False)
+        if self._appender.chain.origin.keys_digest != job.head.keys_digest:
+            self._appender.close()
+            raise other_order(job.path)  # since the dataset was opened
+        self._presence = Presence(self._appender, job)
+        # The read of a sample raises its error.
+        self._builder = replace(job, options=replace(job.options, on_error="raise")).builder(self._appender)
         # Reentrant, as a signal handler may read too.
         self._turn = threading.RLock()
         self._is_full = False
-        self.pending: set[int] = set()
+        self._pending: set[int] = set()
 
     @property
     def is_usable(self) -> bool:
         """True if this very process opened it, not one that it was forked from, and no append was broken off."""
-        return self._pid == os.getpid() and not self._appender.closed
+        return not self._appender.file.closed
 
     def learn(self, index: int) -> None:
         """Compute a sample twice before the first one is read, as a fill does, and note what the archive is to know."""
@@ -142,24 +138,25 @@ class _OpenArchive:
             if ENTRY in told:
                 known: dict[str, Any] = {name: told[name] for name in ("state", ENTRY) if name in told}
                 self._appender.amend(fingerprint=self._job.made_by({**found, **known}))
-                self._presence.update()
 
-    def has_any(self, indices: list[int]) -> bool:
-        """True if the archive has one of these samples now, of any process."""
+    def publish(self, indices: list[int]) -> bool:
+        """See `LazyFiller.publish`."""
         with self._turn:
+            if not self._pending.isdisjoint(indices):
+                self._append()
             self._presence.update()
             return any(map(self._presence.has, indices))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, and append the chunk if it is full, overdue, the first or the last."""
         with self._turn:
-            if self._is_full or index in self.pending or self._presence.has(index):
+            if self._is_full or index in self._pending or self._presence.has(index):
                 return
             self._builder.add(index, sample)
-            self.pending.add(index)
+            self._pending.add(index)
             # At once: an archive without a sample is taken for a first fill that failed, and goes for another source.
             is_first = not self._presence.count
-            is_last = self._presence.count + len(self.pending) >= len(self._presence.state)
+            is_last = self._presence.count + len(self._pending) >= len(self._presence.state)
             if self._builder.is_due or is_first or is_last:
                 self._append()
 
@@ -167,16 +164,15 @@ class _OpenArchive:
         """Append the pending samples, and seal if no sample is missing any more."""
         if self.is_usable:
             with self._turn:
-                if self.pending:
+                if self._pending:
                     self._append()
 
     def close(self) -> None:
         """Append and let go; idempotent, and nothing in a process that inherited it."""
-        if self.is_usable:
-            try:
-                self.flush()
-            finally:
-                self._appender.close()
+        try:
+            self.flush()
+        finally:
+            self._appender.close()
 
     def _append(self) -> None:
         # After an append that broke off, by an interrupt too, opening it again reads the truth.
@@ -192,7 +188,7 @@ class _OpenArchive:
                 self._is_full = True
                 base.warn(f"{error}; samples that are not stored yet are computed at every read")
             finally:
-                self.pending.clear()
+                self._pending.clear()
 
     def _append_part(self, chunk: Chunk) -> None:
         """Append the part of a chunk that the archive lacks: samples that two processes compute are stored once.

@@ -3,7 +3,7 @@
     for batch in claims:
         pending = engine.submit(batch)
         ...
-        add(pending())
+        add(pending)
 
 A claim is `claim_size` consecutive indices. Its states:
 
@@ -40,11 +40,11 @@ from edcache.format import Contents, Failure
 from edcache.writer.appender import Appender, other_order
 from edcache.writer.chunk import Chunk
 from edcache.writer.engine import BatchEngine, MadeSamples, Pending
-from edcache.writer.job import Job, Todo
+from edcache.writer.job import Job
 
-# States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
-# it is to be computed again. FAILED: this fill failed at it. ABSENT: for good. PRESENT: it has a record.
-MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
+# States of a sample; the higher one counts. MISSING: it is to be computed, also if an earlier fill failed at it.
+# FAILED: this fill failed at it. ABSENT: for good. PRESENT: it has a record.
+MISSING, FAILED, ABSENT, PRESENT = range(4)
 
 # Seconds that the claims of one lock call should take, and their largest part of the claims ahead: no process waits
 # long for the one with the last claims, also if samples take longer than those before them.
@@ -56,28 +56,22 @@ _BATCH_SECONDS: Final = 0.02
 
 
 class Presence:
-    """State of each sample that a fill is to compute, with the entries of all processes.
+    """State of each sample that a job is to compute, with the entries of all processes.
 
-    Args:
-        length: samples of the source. since: number of the first entry behind the ones that the fill began with.
-            Failures before it are tried again.
-        todo: samples of the fill; None: all. In the parts of a maker they have the numbers of the source.
     Attributes:
-        state: uint8 [n], the states above, of the samples of the fill in their order. count: samples with a record.
+        state: uint8 [n], the states above, of the samples of the job in their order. count: samples with a record.
     """
 
-    def __init__(self, appender: Appender, length: int, since: int = 0, todo: Todo | None = None) -> None:
+    def __init__(self, appender: Appender, job: Job) -> None:
         self._appender = appender
         self._claim_size = appender.head.claim_size
-        self._since = since
+        self._since, self._todo, self._maker = job.since, job.todo, job.maker
+        self._keys_digest = appender.chain.origin.keys_digest
         self._entries = self._chunks = 0
-        self._todo: Ints | None = None if todo is None else todo.samples
-        self._maker = "" if todo is None else todo.maker
-        self.state = np.full(length if self._todo is None else len(self._todo), MISSING, np.uint8)
+        self.state = np.full(job.length if job.todo is None else len(job.todo), MISSING, np.uint8)
         self.count = 0
-        root = appender.chain.root
-        if root is not None and not self._maker:
-            chain = appender.chain
+        chain = appender.chain
+        if chain.root is not None and not self._maker:
             self._take(Contents(chain, appender.file.pread, appender.table).held())
             self._chunks = len(chain.chunks)
         self.update()
@@ -85,21 +79,21 @@ class Presence:
     def update(self) -> int:
         """Take in the entries published since the last call; returns the number of new samples.
 
-        Raises: StaleArchiveError, another process has given the samples other numbers since the fill began. A worker
-        that opens the archive then would find none of them.
+        Raises: StaleArchiveError, another process has given the samples other numbers. A worker may open the archive
+        only then, and would find no part of its fill: so any seal in an order counts that came since the fill began.
         """
         self._appender.catch_up()
-        chain = self._appender.chain
-        if chain.is_reordered and chain.root_header is not None and chain.root_header.number >= self._since:
+        chain, root = self._appender.chain, self._appender.chain.root_header
+        is_later = chain.is_reordered and root is not None and root.number >= self._since > 0
+        if is_later or chain.origin.keys_digest != self._keys_digest:
             raise other_order(chain.where)
         if chain.cursor.number == self._entries:
             return 0
         known, self._entries = self._entries, chain.cursor.number
         for index, (entry, failure) in self.failures.items():
-            for place in self._places(np.array([index])).tolist() if entry >= known else ():
-                if self.state[place] != PRESENT:
-                    is_new = entry >= self._since
-                    self.state[place] = ABSENT if failure.final else FAILED if is_new else RETRIED
+            if entry >= known and (failure.final or entry >= self._since):
+                places = self._places(np.array([index]))
+                self.state[places] = np.maximum(self.state[places], ABSENT if failure.final else FAILED)
         chunks = chain.parts if self._maker else chain.chunks
         new = [one for one in chunks[self._chunks :] if one.maker == self._maker]
         self._chunks = len(chunks)
@@ -130,16 +124,9 @@ class Presence:
         found: Ints = places[self._todo[places] == samples]
         return found
 
-    def _samples(self, places: Ints) -> Ints:
-        return places if self._todo is None else self._todo[places]
-
     def has(self, index: int) -> bool:
-        """True if a sample has a record."""
+        """True if a sample has a record, or is none of the fill."""
         return bool(np.all(self.state[self._places(np.array([index]))] == PRESENT))
-
-    def held(self) -> Ints:
-        """List the samples of the fill that have a record: int64 [k]."""
-        return self._samples(np.flatnonzero(self.state == PRESENT))
 
     def lacking(self, chunk: Chunk) -> Chunk:
         """Leave out of a chunk the records of samples that have one in the archive now, of any process."""
@@ -149,22 +136,26 @@ class Presence:
     @property
     def missing(self) -> int:
         """Number of samples to compute."""
-        return int(np.count_nonzero(self.state <= RETRIED))
+        return int(np.count_nonzero(self.state == MISSING))
+
+    @property
+    def failed(self) -> int:
+        """Number of samples at which this fill failed."""
+        return int(np.count_nonzero(self.state == FAILED))
 
     def missing_in(self, claim: int, count: int = 1) -> list[int]:
         """Indices to compute in `count` claims from `claim` on."""
         start = claim * self._claim_size
-        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED) + start
-        indices: list[int] = self._samples(missing).tolist()
+        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] == MISSING) + start
+        indices: list[int] = (missing if self._todo is None else self._todo[missing]).tolist()
         return indices
 
     @property
     def missing_claims(self) -> list[int]:
-        """Claims with samples to compute, first those with samples that failed before."""
+        """Claims with samples to compute."""
         starts = np.arange(0, len(self.state), self._claim_size)
-        retried = np.logical_or.reduceat(self.state == RETRIED, starts)
-        missing = np.logical_or.reduceat(self.state == MISSING, starts)
-        return [*np.flatnonzero(retried).tolist(), *np.flatnonzero(missing & ~retried).tolist()]
+        claims: list[int] = np.flatnonzero(np.logical_or.reduceat(self.state == MISSING, starts)).tolist()
+        return claims
 
     @property
     def complete(self) -> bool:
@@ -213,11 +204,11 @@ class FillLoop:
                     self._release(is_all=True)
                     claims = of_others
                     if claims and self._presence.missing_in(claims[0]):
-                        first = claims.pop(0)  # the others may be free then: their holder may have ended
                         with self._watch.begin(-1, 0):
-                            self._claims.wait(first)
+                            self._claims.wait(
+                                claims[0]
+                            )  # the next round holds it, and others that are free then
                         self._watch.end()
-                        self._compute(iter(self._hold(range(first, first + 1))))
             finally:
                 self._watch.end()
                 try:
@@ -236,7 +227,7 @@ class FillLoop:
             ended, errors = self._engine.ended(running), list[EdcacheError]()
             for pending in ended:
                 try:
-                    for indices, made in pending():
+                    for indices, made in pending:
                         self._add(indices, made)
                         del made  # no memory of it beside the next one
                 except EdcacheError as error:  # raised when the others that have ended are published
@@ -249,10 +240,12 @@ class FillLoop:
 
     def _add(self, indices: list[int], made: MadeSamples | Failure | Chunk) -> None:
         """Add the samples of indices, or failures, or append their chunk; publish each time that this is due."""
-        if not isinstance(made, list) and isinstance(made, Failure | Chunk):
-            self._add_encoded(made)
-            return
         row, builder = 0, self._builder
+        if isinstance(made, Chunk):
+            self._told += builder.append(self._appender, made, self._presence.lacking)
+            self._advance(made.count, len(made.data))
+            self._publish()
+            return
         while row < len(indices):
             before = builder.nbytes
             count = builder.add_made(indices, made, row)
@@ -262,17 +255,6 @@ class FillLoop:
                 self._watch.end()
                 self._publish()
         self._watch.end()
-
-    def _add_encoded(self, made: Failure | Chunk) -> None:
-        if isinstance(made, Failure):
-            self._builder.failures.append(made)
-            self._advance(1, 0)
-            if self._builder.is_due:
-                self._publish()
-            return
-        self._told += self._builder.append(self._appender, made, self._presence.lacking)
-        self._advance(made.count, len(made.data))
-        self._publish()
 
     def _batches(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
         """Lock the claims that no other process has, and yield the missing samples in batches; list the others."""

@@ -41,9 +41,12 @@ def tells_source(fingerprint: Mapping[str, Any] | None) -> bool:
     return "settings" in (fingerprint or {})
 
 
-def check_origin(path: str, archive: Head, recipe: Recipe | None) -> Difference | None:
+def check_origin(
+    path: str, archive: Head, recipe: Recipe | None, remedy: str = "", option: str = "keep_existing"
+) -> Difference | None:
     """Compare what made an archive with the recipe of a source.
 
+    remedy: told in the error; by default of a fill. option: of the error.
     Returns: the difference, in which no setting differs; None if one of the two says nothing of its source.
     Raises: StaleCacheError, a setting differs: the archive is of another source, and the message lists each.
     """
@@ -52,14 +55,15 @@ def check_origin(path: str, archive: Head, recipe: Recipe | None) -> Difference 
     found = identity.compare(archive.fingerprint, recipe)
     if not found.settings:
         return found
-    remedy = "use another path, or pass keep_existing=False to build it anew"
-    if any(line.startswith("attribute ") for line in found.settings):
-        remedy += (
-            "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
-            "what does, or compare nothing with fingerprint=False"
-        )
+    if not remedy:
+        remedy = "use another path, or pass keep_existing=False to build it anew"
+        if any(line.startswith("attribute ") for line in found.settings):
+            remedy += (
+                "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
+                "what does, or compare nothing with fingerprint=False"
+            )
     message = identity.stale_message(path, recipe, found.settings, remedy)
-    raise base.StaleCacheError(message, path=path, option="keep_existing")
+    raise base.StaleCacheError(message, path=path, option=option)
 
 
 def check_length(path: str, begun_for: int | None, length: int) -> None:

@@ -39,7 +39,6 @@ _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
 _SECTOR: Final = 512
 _COPIED_NBYTES: Final = 1 << 24
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
-_ALONE: Final = format.CHUNK, format.NOTE, format.PART
 _IN_HEAD: Final = bytes([0, *b"\n", *range(0x20, 0x7F)])
 """Bytes of the JSON of a head, or of a head whose sectors a power cut took. Each entry has others, and each table."""
 
@@ -66,7 +65,7 @@ def check_seal(chain: Chain, pread: PRead) -> None:
     """
     for entry in [] if chain.root is None else chain.listed(chain.root):
         is_read = entry.kind in (format.INDEX, format.COLUMN, format.KEYS)
-        if is_read and format.payload_crc32(pread, entry) != entry.crc32:
+        if is_read and format.stored_crc32(pread, entry.payload) != entry.crc32:
             raise CorruptArchiveError(
                 f"{chain.where}: {entry.name} at offset {entry.payload_offset:,} fails its crc32, and the next seal "
                 f'needs it; "edcache copy {chain.where} -o NEW --skip-damaged" keeps what is sound',
@@ -92,12 +91,12 @@ def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
 
 def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     try:
-        head, cursor = format.read_head(file.pread, file.path)
+        head, head_header = format.read_head(file.pread, file.path)
     except CorruptArchiveError:
         return False  # opening it says so
     if not begins_anew(head) or file.is_locked(format.LOCK_FILLER, format.FILLERS):
         return False
-    chain = Chain(head, cursor, file.path)
+    chain = Chain(head, head_header, file.path)
     chain.extend(file.pread, file.size())
     # One that has grown is as long as its notes say (tests/kit/model.py).
     if not chain.holds_nothing or not begins_anew(replace(head, length=chain.length)):
@@ -142,7 +141,7 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
         most = format.MAX_HEAD_NBYTES if head is None else len(format.pack_head(head))
         return size <= most and _is_torn_head(data)
     is_head = (header.kind, header.number, header.offset, header.is_later) == (format.HEAD, 0, 0, False)
-    if not is_head or size > header.next or format.payload_crc32(file.pread, header) == header.crc32:
+    if not is_head or size > header.next or format.stored_crc32(file.pread, header.payload) == header.crc32:
         return False
     entries = format.later_headers(file.pread, file.next_data, header.payload_offset, size)
     return next(entries, None) is None
@@ -186,7 +185,7 @@ class Aside:
         found = format.later_headers(file.pread, file.next_data, format.PAGE, file.size(), uuid)
         headers = [one for at, one in found if at == one.offset]
         first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
-        plain = [one for one in headers if one.kind in _ALONE and one.number < first_root]
+        plain = [one for one in headers if one.kind in format.ALONE and one.number < first_root]
         # A root may name records that no chunk names any more.
         self._is_all = plain == headers and format.read_root(file.pread, file.size(), file.path) is None
         chunks = [one for one in plain if one.kind != format.NOTE]
@@ -194,7 +193,7 @@ class Aside:
         self.notes = [
             base.loads(file.pread(one.payload_offset, one.nbytes))
             for one in plain
-            if one.kind == format.NOTE and format.payload_crc32(file.pread, one) == one.crc32
+            if one.kind == format.NOTE and format.stored_crc32(file.pread, one.payload) == one.crc32
         ]
 
     @classmethod

@@ -20,18 +20,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from edcache import identity
 from edcache.base import Ints
-from edcache.format import KEY_COLUMN, Chain, Contents, Head, Header
+from edcache.format import KEY_COLUMN, Chain, Contents, Head
 from edcache.identity import Keyed
 from edcache.writer.appender import Appender, other_order, waiting_parts
-from edcache.writer.job import Job, Known, Todo
+from edcache.writer.job import Job, Known
 from edcache.writer.loop import Presence
-from edcache.writer.match import tells_source
 from edcache.writer.seal import Order
 
 # Entries of a fingerprint that tell how samples are made. The others tell their number, and seconds.
@@ -54,73 +52,55 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     chain = appender.chain
     is_same = chain.origin.keys_digest == keyed.digest
     if chain.root is None and (is_same or chain.holds_nothing):
-        return replace(job, todo=Todo(keyed.firsts)), Known(None)
+        return replace(job, todo=keyed.firsts), Known(None)
     maker = _mark(job, keyed, chain.origin)
     others = [one for one in waiting_parts(chain, maker) if one.maker != maker]
     contents = Contents(chain, appender.file.pread, appender.table, parts=others)
-    if KEY_COLUMN in contents.schema.names:
-        keyed.check_kind(contents.column(KEY_COLUMN), job.path)
-    places = _places(keyed, contents)
+    places = _places(keyed, contents, job.path)
     todo = keyed.firsts[places[keyed.firsts] < 0]
     is_shown = (places >= 0) & (places < contents.length - contents.part_count)
     positions = np.flatnonzero(is_shown)
     asks = [*dict.fromkeys([*job.found.asks, *identity.guessed(job.source)])]
-    job = replace(job, todo=Todo(todo, maker), found=job.found._replace(asks=asks))
+    job = replace(job, todo=todo, maker=maker, found=job.found._replace(asks=asks))
     return job, Known(None if chain.root is None else chain.root.index, positions, places[positions])
 
 
-def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order | None:
-    """Find the order of a source in its archive; None if another process has sealed it so. The append lock is held.
+def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order:
+    """Find the order of a source in its archive; none if another process has sealed it so. The append lock is held.
 
     Raises: StaleArchiveError, another process has given the samples another order since this fill began.
     """
     chain, maker = appender.chain, job.maker
     if is_done(chain, keyed):
-        return None
+        return Order()
     presence.update()
-    parts, failures = list[Header](), presence.failures
-    if maker:
-        parts = waiting_parts(chain, maker)
-        places = _places(keyed, Contents(chain, appender.file.pread, appender.table, parts=parts))
-    else:
-        places = np.full(len(keyed), -1)
-        held = presence.held()
-        places[held] = held
+    parts, failures = waiting_parts(chain, maker), presence.failures
+    places = _places(keyed, Contents(chain, appender.file.pread, appender.table, parts=parts), job.path)
     samples = places[keyed.first_equal]
     gaps = np.flatnonzero(samples < 0)
     firsts = zip(gaps.tolist(), keyed.first_equal[gaps].tolist(), strict=True)
     failed = [replace(failures[first][1], index=index) for index, first in firsts if first in failures]
     if maker and len(failed) < len(gaps):
         raise other_order(chain.where)
-    return Order(samples, failed, parts, _fingerprint_of(job, chain.origin) if maker else None)
+    return Order(samples, failed, parts, job.made_by(chain.origin.fingerprint) if maker else None)
 
 
 def _mark(job: Job, keyed: Keyed, origin: Head) -> str:
     """Return the mark of the parts of a fill, as the top of this file says."""
-    made = _fingerprint_of(job, origin)
-    how = (
-        "any" if job.recipe is None else identity.digest_of(json.dumps([made.get(name) for name in _MAKING]))
-    )
+    made = job.made_by(origin.fingerprint)
+    making = json.dumps([made.get(name) for name in _MAKING])
+    how = "any" if job.recipe is None else identity.digest_of(making)
     return f"{how}-{keyed.digest[:16]}"
 
 
-def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
-    """Return the fingerprint to seal with. A source that gives keys only leaves the settings that the archive has."""
-    if not tells_source(job.head.fingerprint):
-        return {**(origin.fingerprint or {}), **(job.head.fingerprint or {})}
-    return job.made_by(origin.fingerprint)
-
-
-def _places(keyed: Keyed, contents: Contents) -> Ints:
-    """Find the number of each sample in an archive: int64 [n], -1 for none."""
+def _places(keyed: Keyed, contents: Contents, path: str) -> Ints:
+    """Find the number of each sample in an archive: int64 [n], -1 for none. Raises: OptionError, see `check_kind`."""
     names = contents.schema.names
-    places = np.full(len(keyed), -1)
-    if KEY_COLUMN not in names or not contents.length:
-        return places
+    if KEY_COLUMN not in names:
+        return np.full(len(keyed), -1)
     is_present = np.zeros(contents.length, np.bool_)
     is_present[contents.held()] = True
     columns = {name: contents.column(name) for name in identity.KEYED_COLUMNS if name in names}
     own, samples = Keyed.stored(columns, is_present)
-    at = keyed.places_in(own)
-    places[at >= 0] = samples[at[at >= 0]]
-    return places
+    keyed.check_kind(own, path)
+    return np.append(samples, -1)[keyed.places_in(own)]  # a place of -1 is the last one, which holds -1

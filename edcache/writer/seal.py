@@ -58,14 +58,14 @@ class Order(NamedTuple):
     """New order for a seal; no record moves.
 
     samples: int64 [n]. samples[i] is the stored sample that becomes sample i, -1 for a gap. A stored sample may appear
-        twice, or not at all.
+        twice, or not at all. None leaves all samples as they are in the chain.
     failures: of the gaps, by their new numbers.
     parts: with samples that the order names; `Contents` numbers them behind the stored ones.
     fingerprint: of the source that has this order; None at the first seal, for the source that the archive was begun
         for.
     """
 
-    samples: Ints
+    samples: Ints | None = None
     failures: Sequence[Failure] = ()
     parts: Sequence[Header] = ()
     fingerprint: dict[str, Any] | None = None
@@ -74,19 +74,18 @@ class Order(NamedTuple):
 def seal(
     appender: Appender,
     change: LabelChange | None = None,
-    find_order: Callable[[], Order | None] = lambda: None,
+    find_order: Callable[[], Order] = Order,
 ) -> None:
     """Write index, labels, root and zip directory behind the chain; nothing if they are there.
 
     change: of labels. find_order: called under the append lock, when no process can publish; finds the order of the
-        samples, or None to leave them as in the chain.
+        samples.
     Cost: reads the table of each chunk that the last root does not know, for the rows and for each label column. Takes
     some 150 MB of memory, and as much as `format.WINDOW` labels of a column; with keys or an order, all keys and rows.
     """
     with appender.appending():
         order = find_order()
-        is_other = order is not None and order.fingerprint is not None
-        if not appender.chain.is_settled or change is not None or is_other:
+        if not appender.chain.is_settled or change is not None or order.fingerprint is not None:
             _seal(appender, change or LabelChange(), order)
 
 
@@ -101,7 +100,7 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
         root = _check_sealed(appender)
         dropped = [name for name in change.dropped if name in root.labels]
         if change.labels.num_columns or dropped:
-            _seal(appender, replace(change, dropped=dropped))
+            _seal(appender, replace(change, dropped=dropped), Order())
 
 
 def _check_sealed(appender: Appender) -> Root:
@@ -115,23 +114,19 @@ def _check_sealed(appender: Appender) -> Root:
     return chain.root
 
 
-def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -> None:
+def _seal(appender: Appender, change: LabelChange, order: Order) -> None:
     """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root."""
     chain, file = appender.chain, appender.file
     group = EntryGroup(file, chain)
     start = chain.cursor.offset
     with appender.giving_back_space():
-        parts = () if order is None else order.parts
-        contents = Contents(chain, file.pread, appender.table, parts=parts)
-        samples = None if order is None else order.samples
-        if chain.is_settled and order is None:
+        contents = Contents(chain, file.pread, appender.table, parts=order.parts)
+        if chain.is_settled and order.samples is None:
             assert chain.root is not None
             root = replace(chain.root, chunks=len(chain.chunks))
         else:
             root = _indexed(chain, contents, group, order)
-        if order is not None and order.fingerprint is not None:
-            root = replace(root, fingerprint=order.fingerprint)
-        labels, keys = _written_labels(appender, change, contents, root, group, samples)
+        labels, keys = _written_labels(appender, change, contents, root, group, order.samples)
         own = {name for name, _ in appender.head.labels}
         dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
         root = replace(root, labels=labels, dropped=dropped, keys=keys, is_synced=appender.syncs)
@@ -139,11 +134,10 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
         group.entry(format.ROOT, "root.json").write(format.pack_root(root))
         # Up to the group: its payloads are synced before its headers.
         headers = group.headers(start if appender.syncs else min(chain.durable, start - 1))
-        listed = [chain.head_header(file.pread), *chain.listed(root, headers)]
         end = headers[-1].payload_end
-        following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
-        listed[-1] = headers[-1] = linked(replace(headers[-1], next=following))
-        directory = format.pack_directory(listed, end)
+        directory = format.pack_directory(chain.listed(root, headers), end)
+        following = format.align(end + len(directory), format.PAGE)
+        headers[-1] = linked(replace(headers[-1], next=following))
         file.pwrite(end, directory[: -format.END_NBYTES])
         appender.sync()
     group.publish(headers)
@@ -154,15 +148,16 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
     appender.sync()
 
 
-def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order | None) -> Root:
+def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order) -> Root:
     """Write the index; returns its root, without label columns."""
-    known = [one for _, one in chain.failures.values()] if order is None else order.failures
+    is_other = order.samples is not None
+    known = order.failures if is_other else [one for _, one in chain.failures.values()]
     failures = {failure.index: failure for failure in known}
     present, is_plain, extremes = 0, True, []
     index = group.entry(format.INDEX, "index.rows")
     salt = format.salt(chain.head.uuid, index.place.offset)
-    length = contents.length if order is None else len(order.samples)
-    for start, stop, rows in _rows(contents, None if order is None else order.samples):
+    length = contents.length if order.samples is None else len(order.samples)
+    for start, stop, rows in _rows(contents, order.samples):
         is_present = rows["flags"] & format.PRESENT > 0
         for k in [k for k in failures if start <= k < stop and is_present[k - start]]:
             del failures[k]
@@ -175,6 +170,7 @@ def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order |
         schema, last_schema, least, most = zip(*extremes, strict=True)
         if min(schema) == max(last_schema):
             uniform = min(schema), min(least), max(most)
+    fingerprint = None if chain.origin is chain.head else chain.origin.fingerprint
     return Root(
         head=chain.head,
         length=length,
@@ -185,8 +181,8 @@ def _indexed(chain: Chain, contents: Contents, group: EntryGroup, order: Order |
         dropped=() if chain.root is None else chain.root.dropped,
         failures=sorted(one for one in failures.values() if one.index < length),
         uniform=uniform,
-        fingerprint=None if chain.origin is chain.head else chain.origin.fingerprint,
-        is_reordered=order is not None or chain.is_reordered,
+        fingerprint=fingerprint if order.fingerprint is None else order.fingerprint,
+        is_reordered=is_other or chain.is_reordered,
     )
 
 
@@ -221,10 +217,10 @@ def _written_labels(
 
     def write(name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> None:
         nonlocal keys
-        table = None
-        if name == format.KEY_COLUMN and format.has_keys(kind):
-            table = _Keys(appender, order)
-        labels[name] = _write(group, name, kind, arrays if table is None else table.noting(arrays), is_added)
+        table = _Keys(appender, order) if name == format.KEY_COLUMN and format.has_keys(kind) else None
+        entry = group.entry(format.COLUMN, format.column_name(name))
+        format.write_column(entry.write, name, kind, arrays if table is None else table.noting(arrays))
+        labels[name] = Column(entry.place, format.type_to_json(kind), is_added)
         if name == format.KEY_COLUMN:
             keys = None if table is None else table.write(group)
 
@@ -254,15 +250,6 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
 def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
     """Mark the samples of an order that have a number in the chain: no gap."""
     return (samples >= 0) & (samples < length)
-
-
-def _write(
-    group: EntryGroup, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool
-) -> Column:
-    """Write a label column as an Arrow file."""
-    entry = group.entry(format.COLUMN, format.column_name(name))
-    format.write_column(entry.write, name, kind, arrays)
-    return Column(entry.place, format.type_to_json(kind), is_added)
 
 
 class _Keys:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -49,35 +49,29 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not is_map
 
 
-def root_of(source: Any) -> Any:
-    """Return the source below a Subset, also of a Subset of a Subset."""
-    while type(source) is Subset:
-        source = source.dataset
-    return source
-
-
-def indices_in_root(source: Any, indices: list[int]) -> list[int]:
-    """Return indices of a Subset as its root numbers them."""
-    while type(source) is Subset:
-        indices = [operator.index(source.indices[index]) for index in indices]
-        source = source.dataset
-    return indices
-
-
 def batches_of(source: Any) -> tuple[Ask | None, bool]:
     """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
-    root = root_of(source)
+    root, subsets = source, list[Sequence[int]]()
+    while type(root) is Subset:
+        subsets.append(root.indices)
+        root = root.dataset
     if "datasets" in sys.modules and loaded(f"{_TABLES}:is_table")(root):
         inner, takes_any = loaded(f"{_TABLES}:columns_of")(root), True
     elif type(root) is TensorDataset:
         inner, takes_any = _tensors_of(root), True
     else:
         inner, takes_any = _getitems(root), False
-    if root is source or inner is None:
+    if not subsets or inner is None:
         return inner, takes_any and inner is not None
     # A table of `datasets` takes none that count from its end.
     count = len(root) if takes_any else 0
-    return lambda rows: inner([row + count * (row < 0) for row in indices_in_root(source, rows)]), takes_any
+
+    def ask(rows: list[int]) -> Any:
+        for indices in subsets:
+            rows = [operator.index(indices[row]) for row in rows]
+        return inner([row + count * (row < 0) for row in rows])
+
+    return ask, takes_any
 
 
 def _getitems(source: Any) -> Ask | None:

@@ -11,7 +11,7 @@ source are added before it has ended.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
@@ -122,10 +122,9 @@ def check_open(job: Job, session: Session) -> None:
 
     Raises: StaleCacheError, it is another one.
     """
+    here = replace(job.options, executor=None, num_workers=0, timeout=None)
     # Nothing is added here: a lazy cache adds samples later, as they are read.
-    most = _count(job, session) if is_due(job, session, adds=False) else 0
-    chosen = _chosen(job, session, _tries(job, most))
-    _compare(job, session, [(index, index) for index in chosen], most, compute_again)
+    _check(replace(job, options=here), session, adds=False)
 
 
 def check_before(job: Job, known: Known | None = None) -> None:
@@ -134,22 +133,15 @@ def check_before(job: Job, known: Known | None = None) -> None:
     known: samples that it has, of a source with keys.
     Raises: StaleCacheError, it is another one. StaleArchiveError, samples have other numbers since `known` was found.
     """
-    numbered_by, positions, places = known or (None, None, None)
-    if places is not None and not len(places):
+    if known is not None and known.places is not None and not len(known.places):
         return
     options = ReadOptions(allow_partial=True, allow_pickle=job.head.codec == "pickle")
     with closing(Reader(job.path, options)) as archive:
         session = archive.open()
         root = session.root
-        if known is not None and (None if root is None else root.index) != numbered_by:
+        if known is not None and (None if root is None else root.index) != known.numbered_by:
             raise other_order(job.path)
-        most = _count(job, session) if is_due(job, session, adds=True) else 0
-        if positions is None or places is None:
-            chosen = _chosen(job, session, _tries(job, most))
-            pairs = [(index, index) for index in chosen if is_stream(job.source) or index < job.length]
-        else:
-            pairs = [(int(positions[k]), int(places[k])) for k in _some(len(places), _tries(job, most))]
-        _compare(job, session, pairs, most, _as_a_fill_does)
+        _check(job, session, adds=True, known=known)
 
 
 def compared(source: Any, session: Session, most: int) -> dict[int, Other]:
@@ -183,14 +175,12 @@ def is_due(job: Job, session: Session, *, adds: bool) -> bool:
     adds: True if others are to be added; then also if the archive tells no time, as one that reads fill.
     """
     asked, first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
-    is_asked = bool(asked or job.found.asking)
-    if asked is False or not session.index.present or isinstance(job.source, Iterator):
-        return False
-    if get_worker_info() is not None or not base.is_rank_0() or (first is not None and not first.repeats):
+    is_another = isinstance(job.source, Iterator) or (first is not None and not first.repeats)
+    if is_another or not _may_compare(job, session):
         return False
     if job.head.fingerprint is None:  # nothing is to be compared
         return bool(asked)
-    return is_asked or (adds if first is None else first.seconds <= identity.SECONDS)
+    return bool(asked or job.found.asking) or (adds if first is None else first.seconds <= identity.SECONDS)
 
 
 def _count(job: Job, session: Session) -> int:
@@ -203,9 +193,10 @@ def _count(job: Job, session: Session) -> int:
     return max(1, min(_MOST_ASKED, int(identity.SECONDS / max(first.seconds, 1e-9))))
 
 
-def _tries(job: Job, most: int) -> int:
-    """Return the number of samples to choose, so that `most` are compared though some fail, as the user expects."""
-    return most if job.options.on_error == "raise" or not most else most + _MOST_FAILING
+def _may_compare(job: Job, session: Session) -> bool:
+    """True if the user lets samples be compared, by this process, and the archive has one."""
+    is_here = get_worker_info() is None and base.is_rank_0()  # else another process compares
+    return job.options.spot_check is not False and is_here and bool(session.index.present)
 
 
 def _some(count: int, most: int) -> list[int]:
@@ -224,26 +215,30 @@ def _chosen(job: Job, session: Session, most: int) -> list[int]:
     return [int(held[k]) for k in _some(len(held), most)]
 
 
-def _compare(
-    job: Job,
-    session: Session,
-    pairs: Sequence[tuple[int, int]],
-    most: int,
-    compute: Callable[[Job, int, int, _Record], Recomputed | None],
-) -> None:
-    """Compare samples at positions of the source with records, until `most` are equal.
+def _check(job: Job, session: Session, *, adds: bool, known: Known | None = None) -> None:
+    """Compare samples of the source with records, until as many are equal as `_count` says.
 
     A sample that fails is passed over, unless on_error="raise".
     Warns of changed code if none was compared.
     """
+    most = _count(job, session) if is_due(job, session, adds=adds) else 0
+    # Some may fail, as the user expects.
+    tries = most if job.options.on_error == "raise" or not most else most + _MOST_FAILING
+    if known is not None and known.positions is not None and known.places is not None:
+        pairs = [(int(known.positions[k]), int(known.places[k])) for k in _some(len(known.places), tries)]
+    else:
+        # One that was written without a dataset may have more samples than the source.
+        end = session.length if is_stream(job.source) or not adds else job.length
+        pairs = [(index, index) for index in _chosen(job, session, tries) if index < end]
     compared, error_line = 0, ""
     for position, index in pairs:
         if compared == most:
             break
         try:
-            is_compared, other = _differing(job, session, (position, index), compute)
+            is_compared, other = _differing(job, session, position, index)
         except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
-            error_line = f"sample {position} was not compared: {_line(error, job.path)}"
+            why = str(error).removeprefix(f"{job.path}: ").partition("\n")[0]
+            error_line = f"sample {position} was not compared: {why}"
             if job.options.on_error == "raise":
                 break
             continue
@@ -266,10 +261,8 @@ def not_compared(job: Job, session: Session, why: str) -> None:
 
     Raises: StaleCacheError, the inside of an object of a library has changed; of code it is a warning.
     """
-    if job.options.spot_check is False or get_worker_info() is not None or not base.is_rank_0():
-        return  # another process compares
-    if not session.index.present:
-        return  # no sample may be another one
+    if not _may_compare(job, session):
+        return
     first = FirstSample.of(session.origin.fingerprint)
     what = job.found.asking
     is_known = not is_stream(job.source) and (first is None or first.repeats)  # a stream may shuffle
@@ -283,19 +276,14 @@ def not_compared(job: Job, session: Session, why: str) -> None:
         base.warn(f"{message}, build it anew or use another path", once=(session.path, what))
 
 
-def _differing(
-    job: Job,
-    session: Session,
-    pair: tuple[int, int],
-    compute: Callable[[Job, int, int, _Record], Recomputed | None],
-) -> tuple[bool, Other | None]:
+def _differing(job: Job, session: Session, position: int, index: int) -> tuple[bool, Other | None]:
     """Compute a sample until it is equal to its record, or is known to repeat.
 
     Returns: whether it was compared, and a field that is another one.
     """
-    stored, records, other = _stored(session, pair[1]), list[_Record](), None
+    stored, records, other = _stored(session, index), list[_Record](), None
     for least in (1, identity.FEW_DRAWS):  # one that differs may be another one each time
-        again = compute(job, pair[0], least, stored)
+        again = _as_a_fill_does(job, position, least, stored)
         if again is None:
             return False, None
         known, records = records, [*dict.fromkeys([*records, *again.records])]
@@ -307,10 +295,6 @@ def _differing(
         if other is None:
             break
     return True, other
-
-
-def _line(error: Exception, path: str) -> str:
-    return next(iter(str(error).removeprefix(f"{path}: ").splitlines()), "")
 
 
 def _stored(session: Session, index: int) -> _Record:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import CodecError, OptionError, Progress, SourceError, warn
-from edcache.labels import LabelSpec
+from edcache.codec import Encoder
 from edcache.storage import own_positions
-from edcache.writer.builder import ChunkBuilder
-from edcache.writer.job import Job, errors_with, outcome, worker_count
+from edcache.writer.job import Job, telling_kept, worker_count
 from edcache.writer.seal import seal
 from edcache.writer.source import is_interrupt, refusal
 from edcache.writer.spot import check_before, note_seconds
@@ -24,21 +23,18 @@ from edcache.writer.spot import check_before, note_seconds
 _COMPARED: Final = 4
 
 
-def check_stream_workers(job: Job) -> None:
-    """Raise OptionError if workers are to iterate a source that is no IterableDataset, each its own share."""
-    num_workers = worker_count(job.options.num_workers)
-    if num_workers and not isinstance(job.source, IterableDataset):
-        raise OptionError(
-            f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
-        )
-
-
 def fill_stream(job: Job) -> None:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
     Samples that the archive has are passed over, not stored again.
     Of several processes one fills; the others wait for it, and go on if it ends early.
+    Raises: OptionError, workers are to iterate a source that is no IterableDataset, each its own share.
     """
+    num_workers = worker_count(job.options.num_workers)
+    if num_workers and not isinstance(job.source, IterableDataset):
+        raise OptionError(
+            f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
+        )
     if job.options.on_error == "skip":
         # A sample that fails is gone with the iteration: there is no later try.
         job = replace(job, options=replace(job.options, on_error="skip_final"))
@@ -48,22 +44,21 @@ def fill_stream(job: Job) -> None:
         appender.catch_up()
         if appender.chain.sealed:
             return
-        # Not all below the last: a power cut may have taken chunks.
-        kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
+
+        def held() -> set[int]:
+            # Not all below the last: a power cut may have taken chunks.
+            return {*appender.indices_of(appender.chain.chunks).tolist()}
+
+        kept, count = held() | {*appender.chain.failures}, 0
         builder = job.builder(appender)
-        count = 0
-        with Progress(job.name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
-
-            def ending(goes_on: bool) -> str:
-                present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
-                return outcome(job.path, present, None, goes_on)
-
-            with errors_with(ending):
+        shown = Progress(job.name, job.options.progress, is_first=is_first)
+        with shown.begin(len(kept), None) as progress:
+            with telling_kept(job, lambda: len(held())):
                 if kept:
                     check_before(job)
                 try:
                     began = time.monotonic()
-                    for index, sample in enumerate(_samples(job)):
+                    for index, sample in enumerate(_samples(job, num_workers)):
                         if isinstance(sample, SourceError):
                             raise sample
                         count = index + 1
@@ -83,10 +78,9 @@ def fill_stream(job: Job) -> None:
             seal(appender)
 
 
-def _samples(job: Job) -> Iterator[Any]:
+def _samples(job: Job, num_workers: int) -> Iterator[Any]:
     """Yield the samples of the source; the SourceError of what it raises comes last."""
     own_positions()
-    num_workers = worker_count(job.options.num_workers)
     return _of_workers(job, num_workers) if num_workers else _given(job, job.source)
 
 
@@ -112,47 +106,35 @@ def _of_workers(job: Job, num_workers: int) -> Iterator[Any]:
         job.source,
         batch_size=None,
         num_workers=num_workers,
-        collate_fn=_with_worker,
+        collate_fn=_unchanged,
         worker_init_fn=own_positions,
     )
     told = _given(job, loader)
     first = [*itertools.islice(told, num_workers * _COMPARED)]
-    if num_workers > 1 and _gives_all(job, [one for one in first if type(one) is tuple], num_workers):
-        del told  # ends the workers
+    if num_workers > 1 and _gives_all(job, first, num_workers):
         warn(
             f"{job.path}: the first samples of all {num_workers} workers are the same, so the source does not divide "
             "itself, and is read in this process alone; let its __iter__ give each worker of "
             "torch.utils.data.get_worker_info() its share, or use num_workers=0"
         )
-        yield from _given(job, job.source)
-        return
-    for one in itertools.chain(first, told):
-        yield one[1] if type(one) is tuple else one
+        first, told = [], _given(job, job.source)
+    yield from first
+    yield from told
 
 
-def _gives_all(job: Job, first: list[tuple[int, Any]], num_workers: int) -> bool:
-    """True if the records of the first samples, which come with their workers, are the same of every worker.
+def _gives_all(job: Job, first: list[Any], num_workers: int) -> bool:
+    """True if the records of the first samples, which workers give in turn, are the same of every worker.
 
-    False if one is refused: the fill refuses it too.
+    A sample that cannot be stored is left out: the fill refuses it.
     """
-    builder = ChunkBuilder(job.head, job.path, LabelSpec({}), failure_of=job.failure_of)
-    try:
-        for index, (_, sample) in enumerate(first):
-            builder.add(index, sample)
-    except CodecError:
-        return False
-    if not len(builder):
-        return False
-    chunk = builder.take()
-    of_worker: dict[int, list[Any]] = {}
-    for index, row in zip(chunk.samples, chunk.rows[["crc32", "nbytes", "schema"]].tolist(), strict=True):
-        of_worker.setdefault(first[index][0], []).append(row)
-    records = list(of_worker.values())
-    return len(records) == num_workers and all(one == records[0] for one in records)
+    records: list[list[tuple[str, bytearray]]] = [[] for _ in range(num_workers)]
+    for number, sample in enumerate(first):
+        encoder = Encoder(job.head.codec)
+        with suppress(CodecError):
+            encoded = encoder.encode(sample)
+            records[number % num_workers].append((encoder.schemas[encoded.schema], encoded.record()))
+    return records[0] != [] and all(one == records[0] for one in records)
 
 
-def _with_worker(sample: Any) -> tuple[int, Any]:
-    """Return a sample with the number of the worker that this is."""
-    info = get_worker_info()
-    assert info is not None
-    return info.id, sample
+def _unchanged(sample: Any) -> Any:
+    return sample

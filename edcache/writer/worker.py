@@ -48,14 +48,11 @@ def work(job: Job, report: Any, slot: int, number: int, results: Any) -> None:
         engine = engine_of(job, watch, slot)
         if job.again is not None:
             with watch.begin(job.again[0], 1):
-                made = compute_again(job, *job.again)
-            watch.end()
-            results.send(made)
-            return
-        with closing(job.open()) as appender:
-            appender.claims.join_fillers()
-            presence = Presence(appender, job.length, job.since, job.todo)
-            FillLoop(job, appender, presence, engine).run()
+                message = compute_again(job, *job.again)
+        else:
+            with closing(job.open()) as appender:
+                appender.claims.join_fillers()
+                FillLoop(job, appender, Presence(appender, job), engine).run()
     except Stopped:
         message = watch.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here

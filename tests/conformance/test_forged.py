@@ -25,6 +25,7 @@ from systems import ended, in_child
 import edcache
 from edcache import format
 from edcache.format import CHUNK, COLUMN, INDEX, PAGE, ROOT, Header
+from edcache.format.entries import Cursor
 from edcache.format.records import records_offset
 
 CODE = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect", "pickle.find_class")
@@ -43,10 +44,10 @@ class Parts:
         def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
             return data[offset : offset + nbytes]
 
-        head, cursor = format.read_head(pread, str(path))
-        self.head = data[: cursor.offset]
-        self.uuid, self.cursor = head.uuid, cursor
-        groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+        head, header = format.read_head(pread, str(path))
+        self.head = data[: header.next]
+        self.uuid, self.cursor = head.uuid, Cursor.behind(header)
+        groups = format.walk(pread, len(data), head.uuid, self.cursor, str(path))
         headers = [one for group in groups for one in group]
         payloads = {one.kind: pread(one.payload_offset, one.nbytes) for one in headers}
         self.chunk = next(one for one in headers if one.kind == CHUNK)
@@ -86,7 +87,7 @@ class Parts:
             header = replace(header, link_after=format.link_after(packed))
             data.extend(bytes(cursor.offset - len(data)) + packed + payload)
             headers.append(header)
-            cursor = format.Cursor.behind(header)
+            cursor = Cursor.behind(header)
             return header
 
         start = cursor.offset + format.header_nbytes("chunks/00000001")

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
         if is_keyed:
             cache = later.KeyedCache(path)
             cache.get_or_create("new", lambda: new)
-            cache._session()._appender.amend(length=4)
-            cache.close(seal=True) if is_sealed else cache._session()._appender.close()
+            cache._files.get(cache._opened)._appender.amend(length=4)
+            cache.close(seal=True) if is_sealed else cache._files.pop()._appender.close()
         else:
             w = later.CacheWriter(path, "a", sync="never")
             w.append(new)
@@ -148,7 +149,7 @@ def grown(path: Path, thing: str, is_sealed: bool, is_keyed: bool = False) -> No
 
 def seal(path: Path) -> None:
     """Seal an archive that has a chunk behind its root, or not."""
-    with closing(edcache.writer.Appender.open(path, edcache.format.Head(bytes(16)), mode="r+")) as appender:
+    with closing(edcache.writer.Appender.open(path, None)) as appender:
         edcache.writer.seal(appender)
 
 
@@ -178,7 +179,7 @@ def create(path: Path) -> None:
 
 
 def recover(path: Path) -> None:
-    assert edcache.writer.recover(str(path))
+    edcache.writer.recover(str(path))
 
 
 def save_over(path: Path) -> None:
@@ -709,7 +710,7 @@ class TwoReleases(RuleBasedStateMachine):
                     w.append(SAMPLES[name]) if at is None else w.write(at + k, SAMPLES[name])
                 w.close() if is_sealed else w.abort()
             finally:
-                w._close_files()
+                w._appender.close()
 
         if self._do(by_later, act):
             self._published(by_later, names, at)
@@ -750,7 +751,7 @@ class TwoReleases(RuleBasedStateMachine):
                 self._sealed()
             if does == "flush":
                 return
-        self.writer._close_files()
+        self.writer._appender.close()
         self.writer = None
 
     @of_samples
@@ -868,17 +869,16 @@ class TwoReleases(RuleBasedStateMachine):
             return
         later, twin = later_release(), self.path + ".twin"
         shutil.copy2(self.path, twin)
-        with quietly(), using(*self.on):
-            head = later.format.Head(bytes(16))
-            with closing(later.writer.Appender.open(twin, head, mode="r+", sync="never")) as appender:
-                start = appender.chain.cursor.offset
-                if kind == "payload" and self.kind == "samples":
-                    w = later.CacheWriter(twin, "a", sync="never")
-                    w.append(SAMPLES["leaf"])
-                    w.abort()
-                else:
-                    values = pa.table({"z": pa.nulls(len(self.state), pa.int64())})
-                    later.writer.seal(appender, later.writer.LabelChange(values))
+        opened = partial(later.writer.Appender.open, twin, None, sync="never")
+        with quietly(), using(*self.on), closing(opened()) as appender:
+            start = appender.chain.cursor.offset
+            if kind == "payload" and self.kind == "samples":
+                w = later.CacheWriter(twin, "a", sync="never")
+                w.append(SAMPLES["leaf"])
+                w.abort()
+            else:
+                values = pa.table({"z": pa.nulls(len(self.state), pa.int64())})
+                later.writer.seal(appender, later.writer.LabelChange(values))
         data = Path(twin).read_bytes()
         os.unlink(twin)
         is_seal = last_root(data) is not None
@@ -984,7 +984,7 @@ class TwoReleases(RuleBasedStateMachine):
         if not hasattr(self, "path"):
             return
         if self.writer is not None:
-            self.writer._close_files()
+            self.writer._appender.close()
         for cache, state in self.readers:
             check(cache, state, by_this=True)
             cache.close()

@@ -27,6 +27,7 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
+from edcache.format.entries import Cursor
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
@@ -283,8 +284,8 @@ def seals(path):
     """Count the seals of an archive."""
     data = path.read_bytes()
     pread = lambda offset, nbytes, is_sound=None: data[offset : offset + nbytes]  # noqa: E731
-    head, cursor = format.read_head(pread, "a.zip")
-    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+    head, header = format.read_head(pread, "a.zip")
+    groups = format.walk(pread, len(data), head.uuid, Cursor.behind(header), str(path))
     return sum(group[-1].kind == format.ROOT for group in groups)
 
 
@@ -938,12 +939,13 @@ def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(pa
 def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     """One that an interrupt hit between two lines may hold it still."""
     cache = KeyedCache(path)
-    claims = keyed_cache.session_of(cache)._claims
+    with cache._in_use() as session:
+        claims = session._claims
     ended_thread = threading.Thread(target=int)
     ended_thread.start()
     ended_thread.join()
     hashed = int(format.key_hashes(["a"])[0, 0]) % keyed_cache._CLAIMS
-    claims._held[hashed] = (ended_thread, object())
+    claims._held[hashed] = ended_thread
     assert cache.get_or_create("a", lambda: 5) == 5
     assert claims._held == {}
 

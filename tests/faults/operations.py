@@ -30,7 +30,7 @@ def _written(indices: range, seal: bool, **more: Any) -> None:
         w.write(index, sample(index))
     w.flush()
     w.seal() if seal else None
-    w._close_files()
+    w._appender.close()
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Aftermath:
 def _sound(files: dict[str, bytes]) -> tuple[dict[int, Any], list[str]]:
     try:
         found = read_all(PATH)
-        CacheWriter(PATH, "a")._close_files()  # cuts a torn tail
+        CacheWriter(PATH, "a")._appender.close()  # cuts a torn tail
         return found, edcache.verify(PATH).problems
     except EdcacheError as error:
         # A head that was never finished.

@@ -131,7 +131,7 @@ def write(
         if seal:
             w.seal()
     finally:
-        w._close_files()
+        w._appender.close()
 
 
 def create(notes: Notes) -> None:
@@ -184,7 +184,7 @@ def after_seconds(notes: Notes) -> None:
             notes.publish(range(start, start + 3))
         w.seal()
     finally:
-        w._close_files()
+        w._appender.close()
 
 
 def grow(notes: Notes) -> None:
@@ -218,9 +218,9 @@ def two_writers(notes: Notes) -> None:
     """Two that take turns, each of which has to take in what the other published."""
     with ExitStack() as stack:
         one = CacheWriter(PATH, "a", **OPTIONS)
-        stack.callback(one._close_files)
+        stack.callback(one._appender.close)
         two = CacheWriter(PATH, "a", **OPTIONS)
-        stack.callback(two._close_files)
+        stack.callback(two._appender.close)
         for index in range(6):
             w = (one, two)[index % 2]
             w.write(index, sample(index))

@@ -29,6 +29,7 @@ from systems import CALLS, WAYS, System, reading_by, routed
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import CHUNK, read_head, walk
+from edcache.format.entries import Cursor
 from edcache.writer import Appender
 
 pytestmark = [
@@ -179,10 +180,10 @@ def _damage(_: Any) -> None:
     def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return bytes(data[offset : offset + nbytes])
 
-    head, cursor = read_head(pread, scenarios.PATH)
+    head, header = read_head(pread, scenarios.PATH)
     chunks = [
         group[0]
-        for group in walk(pread, len(data), head.uuid, cursor, scenarios.PATH)
+        for group in walk(pread, len(data), head.uuid, Cursor.behind(header), scenarios.PATH)
         if group[0].kind == CHUNK
     ]
     start = data.index(b"and so on", chunks[1].payload_offset)

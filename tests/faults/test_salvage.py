@@ -177,7 +177,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
             at = min(at, len(new) - 1) // SECTOR * SECTOR
             put = rng.randbytes(SECTOR) if kind == "garbage" else bytes(SECTOR)
             if kind == "header" and rng.random() < 0.5:
-                new[at + rng.randrange(100)] ^= 1
+                new[min(at + rng.randrange(100), len(new) - 1)] ^= 1
                 continue
             new[at : at + SECTOR] = put[: len(new[at : at + SECTOR])]
         elif kind == "cut":
@@ -381,6 +381,24 @@ def test_the_keys_of_an_archive_in_another_order_are_those_of_the_chunks(tmp_pat
     fill(path.with_suffix(".saved"), Keyed(["k3", "more", "k7.2"]))
     with closing(opened(path.with_suffix(".saved"))) as ds:
         assert [one["id"] for one in ds] == ["k3", "more", "k7.2"]
+
+
+def test_no_label_is_taken_from_the_record_that_a_damaged_row_names(tmp_path: Path) -> None:
+    """The column fails, so that its values are taken from the chunks."""
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["y"], chunk_size=2) as writer:
+        writer.extend({"y": k, "text": f"sample {k}"} for k in range(6))
+    data = bytearray(path.read_bytes())
+    rows = entry(data, "index.rows") + 192
+    data[rows + 24 : rows + 48] = data[rows + 72 : rows + 96]  # the row of sample 3 in the place of 1
+    data[entry(data, "labels/y.arrow") + 300] ^= 1
+    path.write_bytes(data)
+    with pytest.warns(PartialArchiveWarning, match="1 of 6 samples are damaged .*: 1"):
+        saved = saved_of(path)
+    with saved as ds:
+        assert ds.missing.tolist() == [1]
+        assert [ds[k]["y"] for k in (0, 2, 3, 4, 5)] == [0, 2, 3, 4, 5]
+        assert [*ds.labels["y"]] == [0, None, 2, 3, 4, 5]
 
 
 def test_a_chunk_whose_table_fails_is_named_by_who_saves_without_it(tmp_path: Path) -> None:

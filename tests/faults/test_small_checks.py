@@ -36,7 +36,7 @@ def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int]
     w.flush()
     if seal:
         w.seal()
-    w._close_files()
+    w._appender.close()
     with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
         assert cache.missing.tolist() == absent
 
@@ -113,7 +113,7 @@ def test_after_a_failed_sync_an_open_writer_publishes_nothing_more(sync: Any) ->
         with pytest.raises(StorageError, match="a sync failed"):
             w.seal()
         assert disk.files() == before
-        w._close_files()
+        w._appender.close()
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

@@ -222,7 +222,7 @@ def goes_on(data: bytes, rebooted: bool) -> State | None:
                 w.write(12, sample(12, NEW))
                 w.seal()
             finally:
-                w._close_files()
+                w._appender.close()
             return state(CachedDataset.from_cache(PATH, allow_partial=True))
         except EdcacheError:
             assert not disk.open_files

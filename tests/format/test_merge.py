@@ -237,10 +237,8 @@ def test_a_column_that_is_another_one_or_points_out_of_its_bytes_is_refused():
             read(data, name, kind, count)
     buffers = [None, pa.py_buffer(struct.pack("<3i", 0, 1000, 4)), pa.py_buffer(b"text")]
     lying = pa.chunked_array([pa.Array.from_buffers(pa.string(), 2, buffers)])
-    foreign = pa.chunked_array([pa.array([{"x": 1}, None])])
-    for column in (lying, foreign):
-        with pytest.raises(CorruptArchiveError, match="the column 'y' does not read: "):
-            read(packed_column("y", column), "y", column.type, 2)
+    with pytest.raises(CorruptArchiveError, match="the column 'y' does not read: "):
+        read(packed_column("y", lying), "y", lying.type, 2)
     for end in range(0, len(data), 7):
         with pytest.raises(CorruptArchiveError, match="the column 'y' does not read: "):
             read(data[:end], "y", pa.int64(), 3)

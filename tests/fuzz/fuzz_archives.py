@@ -20,7 +20,7 @@ from fuzz_draw import Draw
 
 from edcache import CachedDataset, CacheWriter, format
 from edcache.format import CHUNK, COLUMN, INDEX, NOTE, PAGE, ROOT, ROW, Header
-from edcache.format.entries import HEAD
+from edcache.format.entries import HEAD, Cursor
 from edcache.format.records import block_crc32s, crc32, records_offset
 from edcache.writer import Appender
 
@@ -207,8 +207,7 @@ def _taken_apart(number: int) -> Archive:
 
     head = format.parse_header(data)
     assert head is not None
-    _, cursor = format.read_head(pread, "base")
-    groups = format.walk(pread, len(data), UUID, cursor, "base")
+    groups = format.walk(pread, len(data), UUID, Cursor.behind(head), "base")
     return Archive(
         data[head.payload_offset : head.next].rstrip(),
         [_part(header, data) for group in groups for header in group],
@@ -264,7 +263,7 @@ def assembled(archive: Archive) -> bytes:
     payload = archive.head.ljust(total - start - 1) + b"\n"
     head = Header(HEAD, format.HEAD_NAME, UUID, 0, 0, len(payload), format.crc32(payload), total, 0)
     out = bytearray(format.pack_header(head) + payload)
-    cursor = format.Cursor(total, 1, format.link_after(out))
+    cursor = Cursor(total, 1, format.link_after(out))
     listed, places = {format.HEAD_NAME: head}, dict[str, list[int]]()
     for part in archive.parts:
         out += bytes(cursor.offset - len(out))
@@ -289,7 +288,8 @@ def assembled(archive: Archive) -> bytes:
             with suppress(TypeError, KeyError, AttributeError):  # a lie may be there
                 columns = set(map(format.column_name, part.root["labels"]))
                 listed = {k: one for k, one in listed.items() if one.kind != COLUMN or k in columns}
-            size = format.directory_nbytes([*listed, part.name])
+            truthful = [replace(head, name=name) for name in [*listed, part.name]]
+            size = len(format.pack_directory(truthful, 0))
             following = format.align(start + len(payload) + size, PAGE)
             header = replace(header, **({"next": following} | part.lies))
             with suppress(struct.error):  # what is drawn may not be written
@@ -300,7 +300,7 @@ def assembled(archive: Archive) -> bytes:
             places[part.name] = [start, len(payload), fields["crc32"]]
         out += packed + payload + directory
         end = fields["next"] if part.kind != ROOT else format.align(len(out), PAGE)
-        cursor = format.Cursor(end, cursor.number + 1, format.link_after(packed))
+        cursor = Cursor(end, cursor.number + 1, format.link_after(packed))
     if archive.directory_lie >= 0:
         out[-1 - archive.directory_lie % 300] ^= 1
     return bytes(out)

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from edcache import format
 from edcache.format import Header, Root
+from edcache.format.entries import Cursor
 
 UUID = bytes(range(16))
 
@@ -18,7 +19,8 @@ class Archive:
     def __init__(self, labels=()):
         self.head = format.Head(UUID, labels=tuple((name, name) for name in labels))
         self.data = bytearray(format.pack_head(self.head))
-        self.first = self.cursor = format.read_head(self.pread, "a.zip")[1]
+        _, self.head_header = format.read_head(self.pread, "a.zip")
+        self.first = self.cursor = Cursor.behind(self.head_header)
         self.headers = []
 
     def pread(self, offset, nbytes, is_sound=None):
@@ -34,7 +36,7 @@ class Archive:
         self.data = self.data.ljust(offset, b"\0")
         self.data += (packed + payload).ljust(end - offset, b"\0")
         self.headers.append(replace(header, link_after=format.link_after(packed)))
-        self.cursor = format.Cursor.behind(self.headers[-1])
+        self.cursor = Cursor.behind(self.headers[-1])
         return self.headers[-1]
 
     def chunk(
@@ -84,16 +86,15 @@ class Archive:
     def publish_root(self, root):
         last = self.entry(format.ROOT, "root.json", format.pack_root(root))
         newest = {header.name: header for header in [*self.headers[:-1], last]}
-        head = format.parse_header(self.pread(0, format.MAX_HEADER_NBYTES))
         del self.data[last.payload_end :]
-        self.data += format.pack_directory([head, *newest.values()], last.payload_end)
+        self.data += format.pack_directory([self.head_header, *newest.values()], last.payload_end)
         room = format.align(len(self.data), format.PAGE)
         # The next entry begins behind the directory.
         final = replace(last, next=room)
         packed = format.pack_header(final)
         self.data[last.offset : last.offset + len(packed)] = packed
         self.headers[-1] = replace(final, link_after=format.link_after(packed))
-        self.cursor = format.Cursor.behind(self.headers[-1])
+        self.cursor = Cursor.behind(self.headers[-1])
 
     def walked(self, data=None):
         """The groups of entries that a walk finds in these bytes, or in other ones."""
@@ -102,7 +103,7 @@ class Archive:
         return list(format.walk(reading, len(data), UUID, self.first, "a.zip"))
 
     def chain(self):
-        chain = format.Chain(self.head, self.first, "a.zip")
+        chain = format.Chain(self.head, self.head_header, "a.zip")
         chain.extend(self.pread, len(self.data))
         return chain
 

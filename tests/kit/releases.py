@@ -61,13 +61,12 @@ THINGS: dict[str, Thing] = {
             _import("writer/entry_group.py", "from edcache_later.format import Chain"),
             (
                 "writer/entry_group.py",
-                "        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)\n",
-                "        fields = dict(entry.fields)\n"
-                "        if 'version' in USES:\n"
-                "            fields['version'] = 4\n"
-                "        if 'kind' in USES and entry.kind == format.CHUNK:\n"
-                "            fields['stored'] = 7\n"
-                "        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **fields)\n",
+                "            headers.append(linked(header))\n",
+                "            if 'version' in USES:\n"
+                "                header = replace(header, version=4)\n"
+                "            if 'kind' in USES and header.kind == format.CHUNK:\n"
+                "                header = replace(header, stored=7)\n"
+                "            headers.append(linked(header))\n",
             ),
         ),
     ),
@@ -82,9 +81,8 @@ THINGS: dict[str, Thing] = {
             ),
             (
                 "format/entries.py",
-                "header = Header(kind, name, uuid, *place, first, stop, table, table_crc, after, version)",
-                "said = first, stop, table, table_crc, after, version, 0, kind\n"
-                "    header = Header(CHUNK if kind == 7 else kind, name, uuid, *place, *said)",
+                "header = Header(kind, name, uuid, *said)",
+                "header = Header(CHUNK if kind == 7 else kind, name, uuid, *said, 0, kind)",
             ),
             (
                 "format/entries.py",

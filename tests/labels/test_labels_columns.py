@@ -431,7 +431,6 @@ def test_no_validity_bitmap_without_a_missing_value():
 
 
 def test_unify_of_nothing_and_of_one():
-    assert unify([], "a.zip").num_columns == 0
     table = pa.table({"a": [1, 2]})
     assert unify([table], "a.zip").equals(table)
     assert unify([table.slice(0, 0)], "a.zip").num_rows == 0

@@ -22,8 +22,7 @@ def write(path, indices, chunk_size=3, seal=True):
 
 
 def chain_of(file):
-    head, cursor = format.read_head(file.pread, file.path)
-    return Chain(head, cursor, file.path)
+    return Chain(*format.read_head(file.pread, file.path), file.path)
 
 
 def whole_chain(path):
@@ -96,12 +95,14 @@ def test_a_payload_cut_short_fails_its_crc(path):
     file, chain = whole_chain(path)
     chunk = chain.chunks[1]
     assert (
-        format.payload_crc32(lambda offset, n, is_sound=None: file.pread(offset, n)[:1000], chunk)
+        format.stored_crc32(lambda offset, n, is_sound=None: file.pread(offset, n)[:1000], chunk.payload)
         == chunk.crc32
     )
     cut = chunk.payload_end - 1
     assert (
-        format.payload_crc32(lambda offset, n, is_sound=None: file.pread(offset, min(n, cut - offset)), chunk)
+        format.stored_crc32(
+            lambda offset, n, is_sound=None: file.pread(offset, min(n, cut - offset)), chunk.payload
+        )
         != chunk.crc32
     )
 

@@ -19,9 +19,8 @@ from edcache.dataset.keys import record_versions
 from edcache.errors import CorruptArchiveError, StaleArchiveError
 from edcache.format import KeyTable
 from edcache.reader import collation
-from edcache.reader.group import GroupRecords
-from edcache.reader.index import RecordIndex
-from edcache.reader.stored import Extents
+from edcache.reader.group import Lattice
+from edcache.reader.index import Extents, RecordIndex
 from edcache.writer import Appender
 
 COUNT = 120
@@ -134,8 +133,8 @@ def test_a_batch_that_it_comes_amid_mixes_no_archives(tmp_path, before, monkeypa
     data = other.read_bytes()
     for owner, name, read in (
         (collation, "copy_rows", lambda ds: ds.batch(range(9))),
-        (GroupRecords, "window", lambda ds: edcache.concat([ds[:5], ds[50:60]]).batch(range(9))),
-        (GroupRecords, "window", lambda ds: ds.batch(range(9))),
+        (Lattice, "window", lambda ds: edcache.concat([ds[:5], ds[50:60]]).batch(range(9))),
+        (Lattice, "window", lambda ds: ds.batch(range(9))),
     ):
         write(path, 0) if not path.exists() else path.unlink() or write(path, 0)
         with CachedDataset.from_cache(path) as ds, monkeypatch.context():

@@ -514,7 +514,7 @@ class Holding:
         self._appending.__exit__(None, None, None)
         self.appender.close()
         self.replacing._appender.close()
-        self.replacing._close_files()
+        self.replacing._appender.close()
 
 
 def _release(held: Holding) -> None:

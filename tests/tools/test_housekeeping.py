@@ -21,6 +21,7 @@ from written import write
 
 from edcache import CachedDataset, CacheWriter, format
 from edcache.errors import CorruptArchiveError, OptionError
+from edcache.format.entries import Cursor
 from edcache.reader import Reader
 from edcache.storage import calls
 from edcache.storage.file import File
@@ -242,14 +243,14 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
     assert [name for name, start in starts.items() if not said[name].startswith(start)] == []
 
 
-def _chain(path: Path) -> tuple[Any, int, bytes, format.Cursor]:
+def _chain(path: Path) -> tuple[Any, int, bytes, Cursor]:
     data = path.read_bytes()
 
     def pread(offset: int, nbytes: int, is_sound: object = None) -> bytes:
         return data[offset : offset + nbytes]
 
-    head, cursor = format.read_head(pread, str(path))
-    return pread, len(data), head.uuid, cursor
+    head, header = format.read_head(pread, str(path))
+    return pread, len(data), head.uuid, Cursor.behind(header)
 
 
 def test_links_and_what_is_no_file_are_not_followed(cache: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 import edcache
 from edcache import CachedDataset
 from edcache.errors import OptionError, SourceError, StorageError
+from edcache.format.entries import Cursor
 from edcache.reader import Reader
 
 COUNT = 150
@@ -184,8 +185,8 @@ def chunks_of(path):
     def pread(offset, nbytes, is_sound=None):
         return data[offset : offset + nbytes]
 
-    head, cursor = format.read_head(pread, str(path))
-    groups = format.walk(pread, len(data), head.uuid, cursor, str(path))
+    head, header = format.read_head(pread, str(path))
+    groups = format.walk(pread, len(data), head.uuid, Cursor.behind(header), str(path))
     return [header for group in groups for header in group if header.kind == format.CHUNK]
 
 

@@ -1,7 +1,6 @@
 """The loop of a fill, with an engine that ends batches in any order and lets some fail."""
 
 from contextlib import closing
-from functools import partial
 from itertools import takewhile
 from random import Random
 
@@ -23,19 +22,22 @@ class AnyOrder(BatchEngine):
 
     def __init__(self, depth, random, bad=()):
         self.depth, self._random, self._bad = depth, random, bad
+        self._indices = {}
         self.submitted, self.due, self.stored, self.running, self.closed = [], [], [], 0, 0
 
     def submit(self, indices):
         self.running += 1
         assert self.running <= self.depth
         self.submitted += indices
-        return partial(self._result, indices)
+        pending = self._result(indices)
+        self._indices[pending] = indices
+        return pending
 
     def ended(self, running):
         chosen = [pending for pending in [*running] if self._random.random() < 0.4]
         for pending in chosen:
             running.remove(pending)
-            self.due += takewhile(lambda index: index not in self._bad, pending.args[0])
+            self.due += takewhile(lambda index: index not in self._bad, self._indices[pending])
         self.running -= len(chosen)
         return chosen
 
@@ -72,7 +74,7 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
     engine = AnyOrder(depth, Random(seed), bad)
     bad = {index for index in bad if index < length}
     with closing(job.open()) as appender, closing(job.open()) as other:
-        presence = Presence(appender, length)
+        presence = Presence(appender, job)
         loop = FillLoop(job, appender, presence, engine, lambda count, nbytes: counted.append(count))
         if bad:
             with pytest.raises(SourceError):
@@ -96,7 +98,7 @@ def test_samples_are_stored_under_their_indices_in_any_order_of_batches(
 def test_a_claim_is_held_until_its_samples_are_in_the_archive(tmp_path):
     job = job_of(tmp_path / "a.zip", 12)
     with closing(job.open()) as appender, closing(job.open()) as other:
-        presence = Presence(appender, 12)
+        presence = Presence(appender, job)
 
         class Looks(AnyOrder):
             def ended(self, running):

@@ -27,7 +27,7 @@ import edcache
 from edcache import CachedDataset
 from edcache.backends import FileStore
 from edcache.base import bytes_limit
-from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
+from edcache.errors import CodecError, OptionError, SourceError, StaleArchiveError, StaleCacheError
 from edcache.reader import Reader
 from edcache.writer import Appender, builder
 from edcache.writer.job import Job
@@ -352,7 +352,7 @@ def before_it_is_appended(index, do, monkeypatch):
     append = Appender.append
 
     def append_late(self, chunk, **options):
-        if index in chunk.indices:
+        if index in chunk.samples:
             monkeypatch.setattr(Appender, "append", append)
             do()
         append(self, chunk, **options)
@@ -589,3 +589,55 @@ def test_a_batch_is_one_call_of_a_source_that_gives_batches(path, log, form):
         "text 4",
         "text 5",
     ]
+
+
+# --- samples with keys ---
+
+
+class Named:
+    """Samples by name; `bad` fail."""
+
+    def __init__(self, names, bad=""):
+        self.names, self.bad = names, bad
+
+    def __len__(self):
+        return len(self.names)
+
+    def __edcache_fingerprint__(self):
+        return "names"
+
+    def sample_key(self, i):
+        return self.names[i]
+
+    def __getitem__(self, i):
+        if self.names[i] in self.bad:
+            raise ValueError("bad")
+        return {"name": self.names[i]}
+
+
+def reordered(path):
+    """An archive whose seal gave samples other numbers, and which lacks one."""
+    for names in ("abc", "cba"):
+        CachedDataset(Named(names, bad="c"), path, progress=False, on_error="skip").close()
+
+
+def test_a_sample_that_failed_is_computed_in_the_order_of_the_last_source(path):
+    reordered(path)
+    with CachedDataset(Named("cba"), path, lazy=True) as ds:
+        assert [sample["name"] for sample in ds] == [*"cba"]
+    assert [sample["name"] for sample in CachedDataset.from_cache(path)] == [*"cba"]
+
+
+@pytest.mark.parametrize("look", [lambda ds: ds[0], lambda ds: ds.missing, lambda ds: ds.batch([0, 1])])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_an_order_that_another_process_gave_since_is_an_error(path, look, is_open):
+    reordered(path)
+    ds = CachedDataset(Named("cba", bad="c"), path, lazy=True)
+    if is_open:
+        with pytest.raises(SourceError):
+            ds[0]
+    CachedDataset(Named("bcd", bad="c"), path, progress=False, on_error="skip").close()
+    for _ in range(2):
+        with pytest.raises(StaleArchiveError, match="order"):
+            look(ds)
+        assert [ds[1]["name"], ds[2]["name"]] == ["b", "a"]

@@ -17,7 +17,7 @@ from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Progress, Show, StorageError, human_bytes
 from edcache.reader import OnProgress, check_digest, parse_digest
-from edcache.storage import ByteSource, File, Location, local_path, located
+from edcache.storage import ByteSource, File, Location, located
 from edcache.writer import PARTIAL, note_use
 
 logger = logging.getLogger("edcache")
@@ -85,7 +85,7 @@ def copy_local(
 ) -> Copied:
     """Copy as `copy_to_local` does, unless that was done; returns the copy and the bytes that were fetched."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
-    source, target = located(src), local_path(target)
+    source, target = located(src), located(target).local_path()
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
