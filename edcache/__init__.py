@@ -4,7 +4,7 @@
     CachedDataset   the dataset over an archive; from_cache() opens one without its source; save(), also of
                     a view, copies stored samples into a new archive
     map             the results of a frozen model, or any function, of a dataset's samples; mapped() decorates one
-    KeyedCache      values by key, for code without a dataset; memoize() keeps the results of a function
+    KeyedCache      values by key, for code without a dataset
     CacheWriter     write an archive without a Dataset
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape

@@ -14,7 +14,6 @@ from .dataset import changes as changes
 from .dataset import concat as concat
 from .dataset import map as map
 from .dataset import mapped as mapped
-from .dataset import memoize as memoize
 from .dataset import mix as mix
 from .dataset import variants as variants
 from .dataset import zip_fields as zip_fields

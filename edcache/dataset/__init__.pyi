@@ -9,6 +9,5 @@ from .decorator import cachable as cachable
 from .keyed_cache import KeyedCache as KeyedCache
 from .mapped import map as map
 from .mapped import mapped as mapped
-from .memoize import memoize as memoize
 from .mixture import mix as mix
 from .view import View as View

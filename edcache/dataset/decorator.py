@@ -8,16 +8,17 @@ import inspect
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, SourceError, StaleCacheError, takes
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
-from edcache.identity import Recipe
+from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.storage import cache_folder, shown
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# Longest time of a call and a sample that is compared though nothing asks.
+_CHEAP_SECONDS: Final = 0.5
+
 # The result of comparing an archive with a call, for the fill that may follow.
-_Verdict = Literal["same", "asks", "rebuild", "compare nothing"]
+_Verdict = Literal["same", "rebuild", "compare nothing"]
 
 
 @base.cut_traceback
@@ -53,6 +57,8 @@ class CachedFactory(Generic[P, T_co]):
         self._path, self._on_stale = path, on_stale
         self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
+        # Paths of archives that this process has filled, or has compared a sample with.
+        self._compared = set[str]()
 
     def __repr__(self) -> str:
         return f"<cachable {identity.qualified_name(self.uncached)}>"
@@ -83,8 +89,9 @@ class CachedFactory(Generic[P, T_co]):
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive, is_other = store.found(self._read_options), False
         if archive is not None and archive.session.complete and not options.grow:
-            verdict = self._check(archive.session, call, adds=False)
-            if verdict == "asks" and self._is_other(archive.session, call, args, kwargs):
+            found = identity.compare(archive.session.origin.fingerprint, call)
+            verdict = self._check(archive.session, call, found, adds=False)
+            if verdict == "same" and self._is_other(archive.session, found, args, kwargs):
                 verdict = "rebuild"
             if verdict != "rebuild":
                 if options.preload:
@@ -92,15 +99,26 @@ class CachedFactory(Generic[P, T_co]):
                     archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
             is_other = True
+        self._compared.add(store.path)
+        began = time.monotonic()
         source = self.uncached(*args, **kwargs)
+        call = replace(call, seconds=time.monotonic() - began)
         return self._filled(store, archive, source, call, is_other)
 
     def _is_other(
-        self, session: Session, call: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, session: Session, found: Difference, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> bool:
-        """Run the function, and compare a sample by `on_stale`, since something asks; True to build it again."""
-        found, options = identity.compare(session.origin.fingerprint, call), FillOptions.part_of(self.options)
+        """Run the function if something asks, or if that is cheap, and compare a sample by `on_stale`.
+
+        Returns: True to build it again. Where nothing asks, data that is elsewhere is no error, and no word.
+        """
+        if not found.asking and session.path in self._compared:
+            return False
+        options = FillOptions.part_of(self.options)
+        options = options if found.asking else replace(options, progress=False)
         job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
+        if options.spot_check is False or not (found.asking or self._is_cheap(job, session)):
+            return False
         try:
             try:
                 with base.foreign_code(self._failure):
@@ -116,6 +134,14 @@ class CachedFactory(Generic[P, T_co]):
                 base.warn(str(error))
             return self._on_stale == "rebuild"
         return False
+
+    def _is_cheap(self, job: writer.Job, session: Session) -> bool:
+        """True if a sample is to be compared though nothing asks: the call and a sample take little time."""
+        self._compared.add(session.path)
+        first = identity.FirstSample.of(session.origin.fingerprint)
+        if first is None or not writer.is_due(job, session, adds=False):
+            return False
+        return bool(job.options.spot_check) or first.call_seconds + first.seconds <= _CHEAP_SECONDS
 
     def _failure(self, error: Exception) -> SourceError:
         return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
@@ -134,7 +160,8 @@ class CachedFactory(Generic[P, T_co]):
         origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
             adds = not archive.session.complete or (recipe.count or 0) > archive.session.length
-            verdict = self._check(archive.session, recipe, adds)
+            found = identity.compare(archive.session.origin.fingerprint, recipe)
+            verdict = self._check(archive.session, recipe, found, adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
@@ -152,20 +179,18 @@ class CachedFactory(Generic[P, T_co]):
         options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
         return CachedDataset(source, store, options, fingerprint=origin)
 
-    def _check(self, session: Session, recipe: Recipe, adds: bool) -> _Verdict:
+    def _check(self, session: Session, recipe: Recipe, found: Difference, adds: bool) -> _Verdict:
         """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
 
         adds: True if samples may be added to it.
         """
         on_stale, origin = self._on_stale, session.origin
-        found = identity.compare(origin.fingerprint, recipe)
-        changed = found.settings
-        changed += label_differences(origin, self.options.in_memory_keys, session.complete)
+        changed = [
+            *found.settings,
+            *label_differences(origin, self.options.in_memory_keys, session.complete),
+        ]
         if not changed:
-            if on_stale == "ignore":
-                return "compare nothing"
-            is_asked = self.options.spot_check is not False and found.asking
-            return "asks" if is_asked else "same"
+            return "compare nothing" if on_stale == "ignore" else "same"
         if on_stale == "rebuild":
             return "rebuild"
         # Another name, and what a source says, may be let pass; another call of the function never.
@@ -245,10 +270,11 @@ def cachable(
         StaleCacheError: in a call, see on_stale.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, nor `__edcache_fingerprint__` of its dataset, unless
-    `grow=True`, or changed code or an object of a library asks for a sample. If it is not, a call computes only the
-    missing samples.
-    Cost: opening a complete archive takes milliseconds.
+    If the archive is complete, a call runs the function and compares a sample, another one each time: once in each
+    process, if that took at most half a second at the fill, or if changed code or an object of a library asks. Where
+    nothing asks, a function that fails here is no error. `spot_check=False` runs nothing, `spot_check=8` compares
+    eight samples, however slow. If the archive is not complete, a call computes only the missing samples.
+    Cost: opening a complete archive takes milliseconds, and the time of that sample.
     Safety: any number of processes may make the same call at the same time. They share the work, unless lazy=True.
 
     >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])

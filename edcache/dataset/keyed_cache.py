@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -36,7 +36,7 @@ from edcache.format import (
     shown_key,
     stored_keys,
 )
-from edcache.identity import Difference, Recipe
+from edcache.identity import Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.storage import File
 
@@ -102,9 +102,10 @@ class KeyedCache:
         fingerprint: Any = None,
         **keywords: Unpack[base.WriteKeywords],
     ) -> None:
-        self._options = options_of(keywords, "KeyedCache")
-        # memoize tells a recipe of its function.
-        self._made_by = fingerprint if isinstance(fingerprint, Recipe) else _told(fingerprint)
+        self._options = WriteOptions.of(None, keywords, "KeyedCache")
+        if refused := [name for name in _REFUSED if name in keywords]:
+            raise OptionError(f"KeyedCache() takes no {refused[0]}", option=refused[0])
+        self._made_by = _told(fingerprint)
         self.path = writer.store_at(path).path
         self._files, self._turn = base.PerProcess[KeyedSession](), base.ForkLock()
         with self._in_use():
@@ -149,7 +150,14 @@ class KeyedCache:
         Raises: as `get_or_create`.
         """
         keys = key_list(keys)
-        return values_of(self, keys, stored_keys(keys), create)
+        stored = stored_keys(keys)
+        with self._in_use() as archive:
+            found = archive.find(stored)
+            if None in found:
+                missing = zip(keys, stored, found, strict=True)
+                archive.add({text: key for key, text, there in missing if there is None}, create)
+                found = archive.find(stored)
+            return [archive.read(one) for one in found if one is not None]
 
     @base.cut_traceback
     def __getitem__(self, key: Any) -> Any:
@@ -209,33 +217,6 @@ class KeyedCache:
         self.close()
 
 
-def in_use(cache: KeyedCache) -> AbstractContextManager[KeyedSession]:
-    """Return the session of a cache in this process, for a `with` block in which it stays open."""
-    return cache._in_use()
-
-
-def values_of(
-    cache: KeyedCache, keys: list[Any], stored: list[str], create: Callable[[list[Any]], Iterable[V]]
-) -> list[V]:
-    """Return values as `KeyedCache.get_many`. stored: the keys as they are stored."""
-    with in_use(cache) as archive:
-        found = archive.find(stored)
-        if None in found:
-            missing = zip(keys, stored, found, strict=True)
-            archive.add({text: key for key, text, there in missing if there is None}, create)
-            found = archive.find(stored)
-        return [archive.read(one) for one in found if one is not None]
-
-
-def options_of(keywords: base.WriteKeywords, door: str) -> WriteOptions:
-    """Return the options of keywords. Raises: OptionError, one is unknown, or of an archive without keys."""
-    options = WriteOptions.of(None, keywords, door)
-    for name in _REFUSED:
-        if name in keywords:
-            raise OptionError(f"{door}() takes no {name}", option=name)
-    return options
-
-
 def _told(fingerprint: Any) -> Recipe:
     """Make the recipe of `fingerprint=`, a value of JSON: the items of a dict, or the value, are its settings."""
     try:
@@ -249,35 +230,26 @@ def _told(fingerprint: Any) -> Recipe:
     return identity.told(told) if isinstance(told, dict) else Recipe({"fingerprint": told})
 
 
-def _check(path: str, head: Head, recipe: Recipe) -> Difference | None:
-    """Compare an archive with what makes the values.
-
-    Raises: OptionError, its samples were not added by key; StaleCacheError, it has another fingerprint.
-    """
+def _check(path: str, head: Head, recipe: Recipe) -> None:
+    """Raise OptionError if the samples of an archive were not added by key; StaleCacheError, another fingerprint."""
     if head.labels != ((KEY_COLUMN, None),):
         has = "with" if KEY_COLUMN in dict(head.labels) else "without"
         raise OptionError(
             f"{path}: it is no archive of a KeyedCache, but one of samples {has} keys; read it by "
             "CachedDataset.from_cache(path), and give KeyedCache another path"
         )
-    remedy = "use another path, or delete the file, as cache_clear() of memoize does"
-    return writer.check_origin(path, head, recipe, remedy, "fingerprint")
+    writer.check_origin(path, head, recipe, "use another path, or delete the file", "fingerprint")
 
 
 class KeyedSession:
     """Archive of a KeyedCache in one process that may only read it; `WritingSession` adds values.
 
-    Attributes: codec: of its records. asks: what has changed in the code that makes the values, and asks for a
-        comparison of one of them; see `identity.compare`. calls: the ones under way, each with its thread.
+    Attributes: calls: the ones under way, each with its thread.
     """
 
-    def __init__(
-        self, file: File, chain: Chain, found: Difference | None, refused: StorageError | None = None
-    ) -> None:
+    def __init__(self, file: File, chain: Chain, refused: StorageError | None = None) -> None:
         self._path, self._file, self._chain, self._refused = file.path, file, chain, refused
         self.calls: dict[object, threading.Thread] = {}
-        self.codec = chain.head.codec
-        self.asks = [] if found is None else [*found.code, *found.asks]
         self._turn = threading.RLock()
         self._root: Root | None = None
         self._table: KeyTable | None = None
@@ -292,7 +264,8 @@ class KeyedSession:
         file = File.open(path, "r")
         with base.on_error(file.close):
             chain = Chain(*format.read_head(file.pread, path), path)
-            return cls(file, chain, _check(path, chain.head, recipe), refused)
+            _check(path, chain.head, recipe)
+            return cls(file, chain, refused)
 
     def wait(self) -> None:
         """Wait until no call of another thread is under way."""
@@ -383,11 +356,6 @@ class KeyedSession:
 
     def read(self, found: _Found) -> Any:
         """Decode a value. Raises: CorruptRecordError, it is damaged."""
-        record, schema = self.record(found)
-        return self._decoders[schema].decode(record, copy=True)
-
-    def record(self, found: _Found) -> tuple[memoryview, str]:
-        """Return the record of a value, decompressed, and its schema. Raises: CorruptRecordError, it is damaged."""
         sample, (offset, nbytes, crc, _, flags), schema = found
         place = f"{self._path}: record {sample} at offset {offset:,}"
         behind = int(format.behind_nbytes(nbytes))
@@ -399,12 +367,12 @@ class KeyedSession:
             if schema not in self._decoders:
                 allows = self._chain.head.codec == "pickle"
                 self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
-        if not flags & format.COMPRESSED:
-            return data[:nbytes], schema
+        decoder, record = self._decoders[schema], data[:nbytes]
         try:
-            return self._decoders[schema].decompressed(data[:nbytes]), schema
+            record = decoder.decompressed(record) if flags & format.COMPRESSED else record
         except CorruptRecordError as error:
             raise error.within(place, self._path, sample) from error
+        return decoder.decode(record, copy=True)
 
 
 class WritingSession(KeyedSession):
@@ -422,9 +390,9 @@ class WritingSession(KeyedSession):
         self._appender = writer.store_at(path).appender(head, options.sync)
         with base.on_error(self._appender.close):
             head = self._appender.head
-            found = _check(path, head, recipe)
+            _check(path, head, recipe)
             self._appender.recover()
-            super().__init__(self._appender.file, self._appender.chain, found)
+            super().__init__(self._appender.file, self._appender.chain)
             self._appender.claims.join_fillers()
             self._builder = writer.ChunkBuilder(head, path, spec, label_schema=self._appender.label_schema())
             self._claims = _Claims(self._appender.claims)

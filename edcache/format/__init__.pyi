@@ -81,7 +81,6 @@ from .key_table import pack_keys as pack_keys
 from .key_table import shown_key as shown_key
 from .key_table import stored_keys as stored_keys
 from .key_table import told_keys as told_keys
-from .key_table import written_key as written_key
 from .records import BLOCK_NBYTES as BLOCK_NBYTES
 from .records import COMPRESSED as COMPRESSED
 from .records import MAX_SCHEMAS as MAX_SCHEMAS

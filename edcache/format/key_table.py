@@ -96,7 +96,7 @@ def _told(text: str) -> Any:
     written = text.removeprefix(_MARK)
     try:
         return int(written) if written.lstrip("-").isdecimal() else ast.literal_eval(written)
-    except (SyntaxError, ValueError):  # no text of a key, or one of memoize with an infinite number in it
+    except (SyntaxError, ValueError):  # no text of a key
         return text
 
 

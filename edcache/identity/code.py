@@ -33,6 +33,7 @@ _PACKAGES: Final = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _OWN: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FUNCTIONS: Final = (types.FunctionType, types.MethodType, functools.partial)
+_METHODS: Final = (types.FunctionType, staticmethod, classmethod, property)
 _ENVIRONMENT: Final = {id(os.environ), id(os.getenv)}
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
@@ -240,16 +241,17 @@ def _container_of(parts: list[dis.Instruction], place: int) -> Any:
 
 
 def _constants_of(kind: type, describe: Callable[[Any], Any]) -> list[str]:
-    """Describe the attributes of a class, without the ones that its methods change."""
+    """Describe the attributes of a class, without the ones that its methods change.
+
+    Of names such as `__slotnames__`, which Python adds by itself, some later than others, functions alone count.
+    """
     attributes = _attributes(kind)
     told = [said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
-    changed = {"__module__", "__doc__", "__firstlineno__", "__dict__", "__weakref__"}.union(
-        *(one.changed | one.attributes | one.touched for one in told)
-    )
+    changed = set[Any]().union(*(one.changed | one.attributes | one.touched for one in told))
     return [
         f"{name}={_content(value, describe)}"
         for name, value in [*attributes.items()]
-        if name not in changed or type(value) is types.FunctionType
+        if type(value) in _METHODS or not (name in changed or name.startswith("__"))
     ]
 
 

@@ -71,7 +71,8 @@ class Recipe:
 
     settings, asks: descriptions and digests, by names such as `argument split`. code: digests by function or class.
     count: of samples. columns: the values themselves, by name. roots: names of folders by their paths, see `Settings`.
-    again: describes the same call once more; None for a source. state: names that are not compared.
+    again: describes the same call once more; None for a source. state: names that are not compared. seconds: that the
+    call took.
     """
 
     settings: Mapping[str, Any]
@@ -82,6 +83,7 @@ class Recipe:
     roots: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[], Recipe] | None = None
     state: frozenset[str] = frozenset()
+    seconds: float = 0.0
 
     def put_into(self, fingerprint: Mapping[str, Any] | None, state: Iterable[str] = ()) -> dict[str, Any]:
         """Return a fingerprint with this recipe in the place of the one that it has; its other entries stay.
@@ -233,7 +235,8 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     if _told_by(source) == "keys":
         asks |= shared_of(source)
     again = None if call is None else call.again
-    made = Recipe(settings, asks, code, count, columns, roots, again)
+    seconds = 0.0 if call is None else call.seconds
+    made = Recipe(settings, asks, code, count, columns, roots, again, seconds=seconds)
     _ = made.texts  # of now: the source may change them
     return made
 

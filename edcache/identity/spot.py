@@ -7,9 +7,19 @@ A sample that is computed again shows what any of them changes.
   once alone and once in a batch. `learned` keeps how far the two differ, field by field: mostly not at all, and by the
   rounding of a model otherwise. If they differ by more, the samples do not repeat, and are never compared.
 - Later, `find_other` compares a recomputed sample with its record. A field is another one if its type or its dtype is.
-  It is the same if it differs by at most ten times its rounding, or the precision of its dtype. It is near if it
-  differs by at most 2 % of its norm, or a photo by two levels: so do other processors and libraries. Near is right
-  where nothing else changed. A mask of classes, which has few levels, is exact.
+  Otherwise its kind says which distance is right, and which is near, so that it is right where nothing asks:
+
+    kind of a field                    right                                   near
+    text, bytes, ints, bools           equal                                   -
+    a number of Python                 10 eps: the last digit                  -
+    floats of an array or a tensor     3e-6 of the norm, or the eps of         -
+                                       its dtype: other threads differ by
+                                       6e-7 in float32, 1e-3 in bfloat16
+    any float that the fill saw        the same, or ten times what it saw      2 % of the norm, as other processors
+      rounded, as of a model                                                   and libraries differ
+    a photo of uint8                   equal                                   two levels a number, half a level in
+                                                                               the mean, as other JPEG decoders
+  A mask of classes, which has few levels, is no photo.
 - A source that draws random numbers, or holds a generator of its own, is computed many times, since draws are equal
   now and then: of a coin half of the time.
 
@@ -49,7 +59,8 @@ FEW_DRAWS: Final = 8
 """Computations of any other sample that differs, which may be another one each time."""
 
 _NEAR: Final = 0.02
-_LEVELS: Final = 2.0
+_RIGHT: Final = 3e-6
+_LEVELS, _MEAN_LEVELS = 2, 0.5
 _FEW_LEVELS: Final = 32
 _BLOCK: Final = 1 << 18
 _States: TypeAlias = tuple[Any, Any, torch.Tensor]
@@ -61,17 +72,19 @@ class FirstSample:
     """First sample of a fill, computed several times.
 
     Attributes: seconds: to compute one. repeats: False if it is another one each time. rounding: distances of two
-        computations, by field; a distance of 0 is left out.
+        computations, by field; a distance of 0 is left out. call_seconds: of the call that made the source.
     """
 
     seconds: float
     repeats: bool = True
     rounding: Mapping[str, float] = field(default_factory=dict)
+    call_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of the entry."""
         text = {name: float(f"{distance:.2g}") for name, distance in self.rounding.items()}
-        return {"seconds": float(f"{self.seconds:.2g}"), "repeats": self.repeats, "rounding": text}
+        made = {"seconds": float(f"{self.seconds:.2g}"), "repeats": self.repeats, "rounding": text}
+        return made | ({"call_seconds": float(f"{self.call_seconds:.2g}")} if self.call_seconds else {})
 
     @classmethod
     def of(cls, fingerprint: Mapping[str, Any] | None) -> FirstSample | None:
@@ -79,10 +92,10 @@ class FirstSample:
         value = (fingerprint or {}).get(ENTRY)
         if not isinstance(value, dict) or not isinstance(rounding := value.get("rounding"), dict):
             return None
-        seconds = value.get("seconds")
-        if not all(isinstance(one, int | float) for one in (seconds, *rounding.values())):
+        seconds, call_seconds = value.get("seconds"), value.get("call_seconds", 0.0)
+        if not all(isinstance(one, int | float) for one in (seconds, call_seconds, *rounding.values())):
             return None
-        return cls(float(seconds or 0), value.get("repeats") is not False, rounding)
+        return cls(float(seconds or 0), value.get("repeats") is not False, rounding, float(call_seconds))
 
 
 class Recomputed(NamedTuple):
@@ -223,8 +236,9 @@ def _worst(
 ) -> Other | None:
     worst: Other | None = None
     for one in _deviations(stored, now, codec):
-        limit = _ROUNDINGS * max(one.precision, rounding.get(one.field, 0.0))
-        is_other = not one.distance or (one.distance > limit and (is_asked or not one.is_near))
+        seen = rounding.get(one.field, 0.0)
+        is_near = one.is_near and (seen > 0 or not one.right) and not is_asked
+        is_other = not one.distance or (one.distance > max(one.right, _ROUNDINGS * seen) and not is_near)
         if is_other and (worst is None or one.distance > worst.distance):
             worst = Other(one.field, one.distance, one.before, one.now)
     return worst
@@ -310,13 +324,13 @@ def _comparable(state: Any) -> Any:
 class _Deviation(NamedTuple):
     """Difference of a field.
 
-    distance: 0 if the type or the dtype alone differs. precision: of the dtype. is_near: True if processors or
-        libraries may differ so.
+    distance: 0 if the type or the dtype alone differs. right: largest distance of an equal value; 0 if it is no float.
+    is_near: True if processors or libraries may differ so.
     """
 
     field: str
     distance: float
-    precision: float
+    right: float
     is_near: bool
     before: Any
     now: Any
@@ -390,11 +404,12 @@ def _deviation(name: str, before: Any, now: Any, codec: str) -> _Deviation | Non
         return _Deviation(name, distance and float("inf"), 0.0, False, before, now)
     if not distance:
         return None
-    kind, precision = _precision(before)
-    is_near = kind == "f" and distance <= _NEAR
-    if kind == "u" and one.ndim >= 2 and np.count_nonzero(np.bincount(one.ravel())) > _FEW_LEVELS:
-        is_near = float(np.abs(one.astype(np.int16) - other).mean()) <= _LEVELS
-    return _Deviation(name, distance, precision, is_near, before, now)
+    right = _right(before)
+    is_near = right > 0 and distance <= _NEAR
+    if one.dtype == np.uint8 and one.ndim >= 2 and np.count_nonzero(np.bincount(one.ravel())) > _FEW_LEVELS:
+        levels = np.abs(one.astype(np.int16) - other)
+        is_near = bool(levels.max() <= _LEVELS) and float(levels.mean()) <= _MEAN_LEVELS
+    return _Deviation(name, distance, right, is_near, before, now)
 
 
 def _kind(value: Any) -> str:
@@ -430,7 +445,8 @@ def _numbers(value: Any) -> npt.NDArray[Any] | None:
         dense = value.detach().cpu()
         with suppress(NotImplementedError):  # two numbers in a byte
             array = (dense.double() if dense.dtype.is_floating_point else dense.resolve_conj()).numpy()
-            return array.astype(np.complex128) if dense.is_complex() else array
+            with np.errstate(invalid="ignore"):  # some nan signal
+                return array.astype(np.complex128) if dense.is_complex() else array
         return None
     if not isinstance(value, bool | int | float | complex | np.ndarray | np.generic) and not hasattr(
         value, "__array_interface__"
@@ -476,16 +492,16 @@ def _floats(numbers: npt.NDArray[Any], is_complex: bool) -> npt.NDArray[np.float
     return row.astype(np.complex128).view(np.float64) if is_complex else row.astype(np.float64)
 
 
-def _precision(value: Any) -> tuple[str, float]:
-    """Return "f" and the precision of floating point numbers; "u" and 0 of bytes; "" and 0 of anything else."""
+def _right(value: Any) -> float:
+    """Return the largest distance of an equal value, as the top of this file says; 0 if it is no float."""
     if isinstance(value, torch.Tensor):
-        if value.dtype.is_floating_point or value.dtype.is_complex:
-            return "f", torch.finfo(value.dtype).eps
-        return "u" * (value.dtype == torch.uint8), 0.0
-    dtype = np.asarray(value).dtype
-    if dtype.kind in "fc":
-        return "f", float(np.finfo(dtype).eps)
-    return "u" * (dtype == np.uint8), 0.0
+        dtype = value.dtype
+        return max(_RIGHT, torch.finfo(dtype).eps) if dtype.is_floating_point or dtype.is_complex else 0.0
+    kind = np.asarray(value).dtype
+    if kind.kind not in "fc":
+        return 0.0
+    eps = float(np.finfo(kind).eps)
+    return _ROUNDINGS * eps if isinstance(value, float | complex) else max(_RIGHT, eps)
 
 
 def _brief(value: Any) -> str:

@@ -39,6 +39,7 @@ from .source import length_of as length_of
 from .source import run_of as run_of
 from .spot import check_open as check_open
 from .spot import compared as compared
+from .spot import is_due as is_due
 from .spot import not_compared as not_compared
 from .spot import settled as settled
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL

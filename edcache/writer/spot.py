@@ -68,6 +68,7 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
             "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
         )
     job = with_state(job, again.state)
+    first = replace(first, call_seconds=0.0 if job.recipe is None else job.recipe.seconds)
     fingerprint = {**(job.head.fingerprint or {}), identity.ENTRY: first.to_json()}
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
@@ -168,7 +169,7 @@ def compared(source: Any, session: Session, most: int) -> dict[int, Other]:
     return found
 
 
-def _is_due(job: Job, session: Session, *, adds: bool) -> bool:
+def is_due(job: Job, session: Session, *, adds: bool) -> bool:
     """True if a sample is to be computed: it repeats, and is fast, or the user or changed code asks; on one rank.
 
     adds: True if others are to be added; then also if the archive tells no time, as one that reads fill.
@@ -220,7 +221,7 @@ def _check(job: Job, session: Session, *, adds: bool, known: Known | None = None
     A sample that fails is passed over, unless on_error="raise".
     Warns of changed code if none was compared.
     """
-    most = _count(job, session) if _is_due(job, session, adds=adds) else 0
+    most = _count(job, session) if is_due(job, session, adds=adds) else 0
     # Some may fail, as the user expects.
     tries = most if job.options.on_error == "raise" or not most else most + _MOST_FAILING
     if known is not None and known.positions is not None and known.places is not None:

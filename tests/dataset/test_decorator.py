@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -783,3 +784,124 @@ def test_a_sealed_archive_tells_who_lengthened_it(tmp_path: Path) -> None:
     assert (reader.session.head.length, reader.session.origin.length) == (2, 5)
     with pytest.raises(StaleCacheError, match="attribute files: "):
         held(path, Files([*files[:4], "x"]))
+
+
+# --- a sample is compared, if that is cheap ---
+
+
+class OfFile:
+    """Scaled by the number in a file, after the seconds in another one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        time.sleep(float((self.folder / "seconds").read_text()))
+        COMPUTED.append(i)
+        return {"x": (i + 1) * float((self.folder / "gain").read_text())}
+
+
+@pytest.fixture
+def of_file(tmp_path: Path) -> Callable[..., Any]:
+    """Decorate anew, as in another process."""
+    for name, text in (("gain", "1.0"), ("seconds", "0"), ("call", "0")):
+        (tmp_path / name).write_text(text)
+
+    def decorated(**options: Any) -> Any:
+        def made(folder: Path) -> OfFile:
+            CALLS.append(folder)
+            time.sleep(float((folder / "call").read_text()))
+            if not (folder / "gain").exists():
+                raise FileNotFoundError("no data here")
+            return OfFile(folder)
+
+        return cachable(tmp_path / "a.zip", progress=False, **options)(made)
+
+    decorated()(tmp_path)
+    CALLS.clear()
+    COMPUTED.clear()
+    return decorated
+
+
+def test_a_complete_archive_is_compared_once_in_each_process(of_file: Any, tmp_path: Path) -> None:
+    found = set[int]()
+    for _ in range(8):
+        make = of_file()
+        for _ in range(3):
+            assert [sample["x"] for sample in make(tmp_path)] == [1, 2, 3, 4, 5]
+        assert (len(CALLS), len(COMPUTED)) == (1, 1)
+        found.update(COMPUTED)
+        CALLS.clear()
+        COMPUTED.clear()
+    assert len(found) > 1
+    (tmp_path / "gain").write_text("1.5")
+    with pytest.raises(StaleCacheError, match=r"sample \d is another one now: field x differs by 33 %"):
+        of_file()(tmp_path)
+
+
+def test_a_setting_elsewhere_goes_by_on_stale(of_file: Any, tmp_path: Path) -> None:
+    (tmp_path / "gain").write_text("1.5")
+    assert of_file(on_stale="ignore")(tmp_path)[0]["x"] == 1
+    with pytest.warns(RuntimeWarning, match="is another one now"):
+        assert of_file(on_stale="warn")(tmp_path)[0]["x"] == 1
+    assert of_file(on_stale="rebuild")(tmp_path)[0]["x"] == 1.5
+
+
+@pytest.mark.parametrize("slow", ["call", "seconds"])
+def test_what_takes_long_is_compared_only_if_asked(of_file: Any, tmp_path: Path, slow: str) -> None:
+    (tmp_path / slow).write_text("0.6")
+    (tmp_path / "a.zip").unlink()
+    of_file()(tmp_path)
+    (tmp_path / "gain").write_text("1.5")
+    CALLS.clear()
+    assert of_file()(tmp_path)[0]["x"] == 1
+    assert CALLS == []
+    with pytest.raises(StaleCacheError, match="is another one now"):
+        of_file(spot_check=True)(tmp_path)
+
+
+def test_without_data_nothing_is_said(
+    of_file: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gain").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert of_file()(tmp_path)[0]["x"] == 1
+    (tmp_path / "gain").mkdir()  # the call returns, and its samples fail
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert of_file()(tmp_path)[0]["x"] == 1
+    assert capfd.readouterr() == ("", "")
+    assert len(CALLS) == 2
+
+
+def test_spot_check_false_runs_nothing(of_file: Any, tmp_path: Path) -> None:
+    (tmp_path / "gain").write_text("1.5")
+    assert of_file(spot_check=False)(tmp_path)[0]["x"] == 1
+    assert CALLS == []
+
+
+class Opens:
+    """Opens the cache in each worker."""
+
+    def __init__(self, make: Any, folder: Path) -> None:
+        self.make, self.folder = make, folder
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return len(self.make(self.folder)) + 10 * len(CALLS)
+
+
+def test_workers_of_a_loader_and_other_ranks_run_nothing(
+    of_file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(Opens(of_file(), tmp_path), num_workers=2, multiprocessing_context="fork")
+    assert [int(batch) for batch in loader] == [5] * 4
+    monkeypatch.setenv("RANK", "1")
+    of_file()(tmp_path)
+    assert CALLS == []

@@ -1,13 +1,9 @@
 """`KeyedCache`: any number of threads and processes compute each value once, and what is stored stays."""
 
-import copy
 import errno
-import functools
 import itertools
 import multiprocessing
-import operator
 import os
-import pickle
 import random
 import signal
 import subprocess
@@ -22,13 +18,12 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format, memoize
+from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError, format
 from edcache.dataset import keyed_cache
 from edcache.errors import (
     ArchiveError,
     CodecError,
     CorruptRecordError,
-    StaleArchiveError,
     StorageError,
     UnknownLabelError,
 )
@@ -453,19 +448,6 @@ def test_values_of_another_process_are_read_where_none_can_be_added(path):
     assert (reading["a"], reading.keys()) == (1, ["a"])
 
 
-def test_results_are_kept_where_none_can_be_added(path):
-    def squared(x):
-        return x * x
-
-    assert memoize(path)(squared)(3) == 9
-    memoize(path)(squared).cache.close()
-    with replace_system(Unwritable()):
-        there = memoize(path)(squared)
-        assert there(3) == 9
-        with pytest.raises(StorageError, match="has no value, and the file cannot be written here"):
-            there(4)
-
-
 def test_a_cache_that_is_not_sealed_is_open_for_further_values(path):
     KeyedCache(path).get_or_create("a", lambda: 1)
     done = subprocess.run([sys.executable, "-m", "edcache", "info", path], capture_output=True, text=True)
@@ -493,9 +475,7 @@ def test_any_value_of_json_identifies_the_values(path, made):
         if repr(other) != repr(made):
             with pytest.raises(StaleCacheError) as caught:
                 KeyedCache(path, fingerprint=other)
-            assert str(caught.value).endswith(
-                "use another path, or delete the file, as cache_clear() of memoize does"
-            )
+            assert str(caught.value).endswith("use another path, or delete the file")
             assert caught.value.option == "fingerprint"
 
 
@@ -543,278 +523,14 @@ def test_a_damaged_value_is_an_error(path):
             cache["b"]
 
 
-def test_memoize(path):
-    calls = []
-
-    def make(version=None):
-        @edcache.memoize(path, key=lambda text: text.lower(), version=version)
-        def length(text):
-            """Count letters."""
-            calls.append(text)
-            return {"n": len(text)}
-
-        return length
-
-    length = make()
-    assert not path.exists()
-    assert (length("ab"), length("AB"), length.__doc__) == ({"n": 2}, {"n": 2}, "Count letters.")
-    assert length.many(["cde", "aB", "CDE", "f"]) == [{"n": 3}, {"n": 2}, {"n": 3}, {"n": 1}]
-    assert [text.lower() for text in calls] == ["ab", "cde", "f"]
-    length.cache.close()
-    with pytest.raises(StaleCacheError, match="version"):
-        make(version=2)("ab")
-
-
-SAID = []
-
-
-@edcache.memoize
-def bare(text):
-    SAID.append(text)
-    return text * 2
-
-
-@edcache.memoize()
-def called(text):
-    return text * 3
-
-
-def test_memoize_without_a_path_is_in_the_folder_of_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "folder"))
-    SAID.clear()
-    try:
-        for _ in range(2):
-            assert (bare("a"), called("a")) == ("aa", "aaa")
-        assert SAID == ["a"]
-        names = sorted(path.name for path in (tmp_path / "folder").glob("*.zip"))
-        assert len(names) == 2
-        assert ".bare-" in names[0]
-        assert ".called-" in names[1]
-    finally:
-        bare.cache_clear()
-        called.cache_clear()
-    assert not [*(tmp_path / "folder").glob("*.zip")]
-
-
-def test_a_memoized_function_is_pickled_by_its_name():
-    assert pickle.loads(pickle.dumps(bare)) is bare
-    assert copy.copy(bare) is bare
-    assert repr(bare).endswith(":bare>")
-
-
-def test_arguments_of_a_memoized_function_are_bound(path):
-    calls = []
-
-    @edcache.memoize(path)
-    def f(a, b=2, *rest, c=3.5, **more):
-        calls.append((a, b, rest, c, more))
-        return [a, b, *rest, c]
-
-    assert f(1) == f(a=1) == f(1, 2) == f(1, c=3.5) == f(b=2, a=1) == [1, 2, 3.5]
-    assert len(calls) == 1
-    assert f(1.0) == [1.0, 2, 3.5]
-    assert f(True) == [True, 2, 3.5]
-    assert f("1") == ["1", 2, 3.5]
-    assert f(np.int64(1)) == [1, 2, 3.5]
-    assert f(None, (1, ("x", b"y")), 5, x=1, y=2) == f(None, (1, ("x", b"y")), 5, y=2, x=1)
-    assert len(calls) == 5
-    assert f.many([(1, 2), (7, 8, 9), 1, 5]) == [[1, 2, 3.5], [7, 8, 9, 3.5], [1, 2, 3.5], [5, 2, 3.5]]
-    assert len(calls) == 7
-    with pytest.raises(TypeError, match=r"f\(\): missing a required argument: 'a'"):
-        f()
-    for wrong in ([1], {1}, torch.ones(2), (1, [2])):
-        with pytest.raises(
-            OptionError, match=r'argument "a" of .*f\(\) is .*; a key .* give memoize\(key=\)'
-        ):
-            f(wrong)
-    assert len(calls) == 7
-
-
-def test_one_plain_argument_is_the_key_itself(path):
-    @edcache.memoize(path)
-    def f(text):
-        return text
-
-    assert f("a") == f(text="a") == "a"
-    assert f((1, "a")) == (1, "a")
-    assert f.many([(2, "b"), "c"]) == [(2, "b"), "c"]
-    assert f.cache["a"] == "a"
-    assert sorted(f.cache.keys(), key=str) == [((1, "a"),), ((2, "b"),), "a", "c"]
-
-
-def test_a_key_function_gets_the_arguments(path):
-    calls = []
-
-    @edcache.memoize(path, key=lambda image, scale=1: (int(image.sum()), scale))
-    def f(image, scale=1):
-        calls.append(scale)
-        return image * scale
-
-    assert torch.equal(f(torch.ones(2), scale=3), f(torch.ones(2), 3))
-    assert torch.equal(f.many([(torch.ones(2), 3), torch.zeros(2)])[0], torch.ones(2) * 3)
-    assert calls == [3, 1]
-
-    @edcache.memoize(path.with_name("l.zip"), key=lambda value: [value])
-    def g(value):
-        return value
-
-    with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
-        g(1)
-
-
-def labelled(text, lang="en"):
-    return f"{lang}:{text}"
-
-
-class Labelled:
-    def __init__(self, lang):
-        self.lang = lang
-
-    def __call__(self, text):
-        return labelled(text, self.lang)
-
-    def label(self, text):
-        return labelled(text, self.lang)
-
-
-def last(lang, text):
-    return labelled(text, lang)
-
-
-@pytest.mark.parametrize(
-    ("make", "is_stale"),
-    [
-        (lambda lang: functools.partial(labelled, lang=lang), False),  # an argument, and so a part of the key
-        (lambda lang: functools.partial(functools.partial(labelled), lang=lang), False),
-        (lambda lang: functools.partial(last, lang), True),
-        (lambda lang: functools.partial(Labelled(lang)), True),
-        (Labelled, True),
-        (lambda lang: Labelled(lang).label, True),
-    ],
-)
-@pytest.mark.parametrize("is_named", [False, True])
-def test_partials_and_objects_are_memoized_by_their_values(path, monkeypatch, make, is_stale, is_named):
-    monkeypatch.setenv("EDCACHE_DIR", str(path.parent / "folder"))
-
-    def memoized(lang):
-        return edcache.memoize(path)(make(lang)) if is_named else edcache.memoize(make(lang))
-
-    one, other = memoized("en"), memoized("de")
-    for _ in range(2):
-        assert (one("x"), one.many(["x", "y"])) == ("en:x", ["en:x", "en:y"])
-    assert one.cache_info() == (4, 2, 2)
-    assert "abel" in repr(one) or "last" in repr(one)
-    if is_stale:
-        with pytest.raises(StaleCacheError, match="'en'.* in the archive, .*'de'.* now"):
-            other("x")
-    else:
-        assert other("x") == "de:x"
-    with pytest.raises(
-        OptionError, match=r'argument "text" of (labelled|last|Labelled(\.label)?)\(\) is a list'
-    ):
-        one(["x"])
-    with pytest.raises((TypeError, pickle.PicklingError), match="pickle"):
-        pickle.dumps(one)
-
-
-def test_keywords_of_a_partial_count_where_a_key_does_not_have_them(path):
-    one, other = (
-        edcache.memoize(path, key=lambda text: text)(functools.partial(labelled, lang=lang))
-        for lang in ("en", "de")
-    )
-    assert one("x") == "en:x"
-    with pytest.raises(StaleCacheError, match="lang: 'en' in the archive, 'de' now"):
-        other("x")
-
-
-@pytest.mark.parametrize("function", [max, operator.itemgetter(0), int])
-def test_a_function_without_a_signature_is_refused(path, function):
-    with pytest.raises(OptionError, match="memoize: .*signature.*; give a function that calls it"):
-        edcache.memoize(path)(function)
-    assert edcache.memoize(path)(len)("abc") == 3
-
-
-def test_hits_and_misses_are_counted_and_a_clear_begins_anew(path):
-    @edcache.memoize(path)
-    def f(number):
-        if number < 0:
-            raise ValueError("below zero")
-        return number * 2
-
-    def g(number):
-        return number * 3
-
-    assert f.cache_info() == (0, 0, 0)
-    assert [f(1), f(1), *f.many([1, 2, 2, 3])] == [2, 2, 2, 4, 4, 6]
-    info = f.cache_info()
-    assert (info.hits, info.misses, info.currsize) == (3, 3, 3)
-    with pytest.raises(SourceError, match="below zero") as caught:
-        f(-1)
-    assert isinstance(caught.value.__cause__, ValueError)
-    other = pickle.loads(pickle.dumps(f.cache))  # opens the archive anew
-    assert len(other) == 3
-    f.cache_clear()
-    assert not path.exists()
-    f.cache_clear()
-    assert f.cache_info() == (0, 0, 0)
-    assert f(1) == 2
-    assert f.cache_info() == (0, 1, 1)
-    with pytest.raises(StaleArchiveError, match="open it again"):
-        other.get_or_create(9, lambda: 9)
-    f.cache.close()
-    g = edcache.memoize(path, version=2)(g)
-    with pytest.raises(StaleCacheError):
-        g(1)
-    g.cache_clear()  # also of another function
-    assert g(1) == 3
-
-
-class Model:
-    def __init__(self, name):
-        self.name = name
-
-    @edcache.memoize("never.zip")
-    def without_key(self, text):
-        return text
-
-    @staticmethod
-    @edcache.memoize
-    def static(text):
-        return text * 4
-
-
-def test_methods_need_a_key(path):
-    with pytest.raises(
-        OptionError, match=r'argument "self" of Model.without_key\(\) is a Model; .*memoize\(key='
-    ):
-        Model("a").without_key("b")
-    assert not os.path.exists("never.zip")
-    assert Model("a").static("b") == "bbbb"
-    Model.static.cache_clear()
-
-    class Named(Model):
-        @edcache.memoize(path, key=lambda self, text: (self.name, text))
-        def shown(self, text):
-            return f"{self.name} {text}"
-
-    assert [Named(name).shown("x") for name in "aba"] == ["a x", "b x", "a x"]
-    assert Named.shown.cache_info() == (1, 2, 2)
-
-
 @pytest.mark.parametrize(
     "form",
     [list, tuple, iter, lambda keys: (key for key in keys), lambda keys: map(str, keys), dict.fromkeys],
     ids=["list", "tuple", "iterator", "generator", "map", "dict"],
 )
-def test_keys_may_come_from_any_iterable(path, tmp_path, form):
-    @edcache.memoize(tmp_path / "m.zip")
-    def shouted(text):
-        return text.upper()
-
+def test_keys_may_come_from_any_iterable(path, form):
     for _ in range(2):
         assert KeyedCache(path).get_many(form("abc"), lambda missing: [*map(str.upper, missing)]) == [*"ABC"]
-        assert shouted.many(form("abc")) == [*"ABC"]
-    assert shouted.many(filter(str.isalpha, "a-b")) == [*"AB"]
     with KeyedCache(path) as cache:
         cache.close(seal=True)
     assert CachedDataset.from_cache(path).indices_of(form("cb")).tolist() == [2, 1]
@@ -823,19 +539,20 @@ def test_keys_may_come_from_any_iterable(path, tmp_path, form):
 
 @pytest.mark.parametrize("error", [ValueError("no 3"), KeyboardInterrupt(), RecursionError()])
 def test_what_was_computed_one_by_one_before_an_error_is_kept(path, error):
-    @edcache.memoize(path)
-    def f(number):
-        calls.append(number)
-        if number == 3 and len(calls) == 4:
-            raise error
-        return number
+    def create(missing):
+        for number in missing:
+            calls.append(number)
+            if number == 3 and len(calls) == 4:
+                raise error
+            yield number
 
     calls = []
+    cache = KeyedCache(path)
     with pytest.raises((SourceError, type(error))) as caught:
-        f.many(range(6))
+        cache.get_many(range(6), create)
     assert not isinstance(error, ValueError) or ".zip: 3: ValueError: no 3" in str(caught.value)
-    assert sorted(f.cache.keys()) == [0, 1, 2]
-    assert f.many(range(6)) == [*range(6)]
+    assert sorted(cache.keys()) == [0, 1, 2]
+    assert cache.get_many(range(6), create) == [*range(6)]
     assert calls == [0, 1, 2, 3, 3, 4, 5]
 
 
@@ -846,23 +563,8 @@ def test_values_without_an_order_are_no_values(path, made):
     assert KeyedCache(path).keys() == []
 
 
-def test_a_dict_is_no_key_but_keywords_are(path):
-    @edcache.memoize(path)
-    def f(first=None, **more):
-        return [first, more]
-
-    assert f(x=1, y=(2,)) == f(y=(2,), x=1) == [None, {"x": 1, "y": (2,)}]
-    assert f.cache_info().currsize == 1
-    assert f((("x", 1),)) == [(("x", 1),), {}]
-    for call in (lambda: f({"x": 1}), lambda: f(({"x": 1},)), lambda: f(x={"y": 1})):
-        with pytest.raises(OptionError, match="a key is made of text, bytes, numbers"):
-            call()
-
-
-def test_options_of_memoize_are_told_where_it_is_written(path):
+def test_options_are_told_where_it_is_written(path):
     for options in ({"chunk_size": 3}, {"in_memory_keys": ["y"]}, {"spot_check": 2}, {"codec": "other"}):
-        with pytest.raises(OptionError, match=next(iter(options))):
-            edcache.memoize(path, **options)(str.upper)
         with pytest.raises(OptionError, match=next(iter(options))):
             KeyedCache(path, **options)
     assert not path.exists()
@@ -1104,9 +806,10 @@ def asks_itself_among_many(path):
 
 
 def is_recursive(path):
-    @edcache.memoize(path)
+    cache = KeyedCache(path)
+
     def f(number):
-        return f((number + 1) % 10)
+        return cache.get_or_create(number, lambda: f((number + 1) % 10))
 
     return f(3)
 
@@ -1217,10 +920,14 @@ def test_values_that_need_each_other_in_two_threads_are_a_recursion(path, monkey
 
 def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(path, create):
     def step(seed):
-        @edcache.memoize(path)
-        def f(number):
+        cache = KeyedCache(path)
+
+        def make(number):
             create([number])
             return number if number < 2 else f(number - 1) + f(number - 2)
+
+        def f(number):
+            return cache.get_or_create(number, lambda: make(number))
 
         assert f(12 + seed % 2) == (144, 233)[seed % 2]
 
@@ -1232,7 +939,7 @@ def test_values_made_of_others_are_computed_once_where_none_waits_in_a_circle(pa
 def test_a_claim_of_a_thread_that_has_ended_is_free(path):
     """One that an interrupt hit between two lines may hold it still."""
     cache = KeyedCache(path)
-    with keyed_cache.in_use(cache) as session:
+    with cache._in_use() as session:
         claims = session._claims
     ended_thread = threading.Thread(target=int)
     ended_thread.start()

@@ -529,6 +529,29 @@ def test_code_looks_into_a_registry_and_not_into_a_list_of_files() -> None:
     assert looked < len(FILES)  # to parse this file are some 40,000 calls
 
 
+def test_what_python_adds_to_a_class_by_itself_is_no_code() -> None:
+    class Bare:
+        SIZE = 3
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            return index + self.SIZE
+
+    def digest() -> str:
+        (code,) = (text for name, text in recipe_of(Bare()).code.items() if name.endswith(".Bare"))
+        return code
+
+    before = digest()
+    Bare().__reduce_ex__(2)
+    assert "__slotnames__" in vars(Bare)
+    Bare.__annotations__ = {}
+    assert digest() == before
+    Bare.SIZE = 4
+    assert digest() != before
+
+
 @pytest.mark.parametrize("is_class", [False, True])
 def test_the_code_of_a_decorator_counts(is_class: bool) -> None:
     def once(apply: Any) -> Any:
