@@ -18,7 +18,7 @@ from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, Source
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
-from edcache.identity import Difference, Recipe
+from edcache.identity import Difference, Keyed, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.storage import cache_folder, shown
@@ -123,10 +123,12 @@ class CachedFactory(Generic[P, T_co]):
             try:
                 with base.foreign_code(self._failure):
                     source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
+                    keyed = Keyed.of(source)
             except SourceError as error:  # the data may be elsewhere, and is not needed
                 writer.not_compared(job, session, f"no sample was compared: {error}")
                 return False
-            writer.check_open(replace(job, source=source), session)
+            if keyed is None or keyed.digest == session.origin.keys_digest:  # else in other places
+                writer.check_open(replace(job, source=source), session)
         except StaleCacheError as error:
             if self._on_stale == "error":
                 raise

@@ -878,6 +878,31 @@ def test_without_data_nothing_is_said(
     assert len(CALLS) == 2
 
 
+class NamedOfFile(OfFile):
+    """With the keys in a file."""
+
+    def sample_key(self, i: int) -> str:
+        return (self.folder / "names").read_text()[i]
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": self.sample_key(i) + (self.folder / "gain").read_text()}
+
+
+def test_samples_with_other_keys_are_not_compared_by_their_places(of_file: Any, tmp_path: Path) -> None:
+    def opened() -> list[str]:
+        make = cachable(tmp_path / "n.zip", progress=False)(lambda: NamedOfFile(tmp_path))
+        return [sample["x"][0] for sample in make()]
+
+    (tmp_path / "names").write_text("abcde")
+    assert opened() == [*"abcde"]
+    (tmp_path / "names").write_text("edcba")
+    assert opened() == [*"abcde"]
+    (tmp_path / "names").write_text("abcde")
+    (tmp_path / "gain").write_text("2.0")
+    with pytest.raises(StaleCacheError, match="is another one now"):
+        opened()
+
+
 def test_spot_check_false_runs_nothing(of_file: Any, tmp_path: Path) -> None:
     (tmp_path / "gain").write_text("1.5")
     assert of_file(spot_check=False)(tmp_path)[0]["x"] == 1
