@@ -68,7 +68,7 @@ _ZIP64: Final = struct.Struct("<HHQQ")  # 20 bytes
 # id, size, version, kind, uuid, number, offset, next, link, durable, first, end, table bytes and crc32, crc32
 _PRIVATE: Final = struct.Struct("<HHHH16sQQQQQQQQII")  # 96 bytes
 _PRIVATE_ID: Final = 0x6465
-# Of a header, from the begin of its link to its own crc32.
+# Bytes of a header from its link up to its own crc32.
 CRC32_FROM_LINK: Final = struct.calcsize("<QQQQQI")
 _FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size
 LEAST_HEADER_NBYTES: Final = 192

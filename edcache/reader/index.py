@@ -243,7 +243,7 @@ class RecordIndex:
         return self.place.offset + ROW.itemsize * index, ROW.itemsize
 
     def keep(self, index: int, row: Row) -> None:
-        """Take a row that was asked for again in the place of the one that is kept."""
+        """Replace the row of a sample by another answer for it."""
         run, at = index >> _RUN_BITS, index & (1 << _RUN_BITS) - 1
         if run in self._kept:
             new = self._kept[run].copy()
