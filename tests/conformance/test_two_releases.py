@@ -586,7 +586,8 @@ class TwoReleases(RuleBasedStateMachine):
         if self.kind == "samples":
             release.CacheWriter(self.path, in_memory_keys=self.keys, sync="never").abort()
         elif self.kind == "values":
-            release.KeyedCache(self.path, sync="never")._session()._appender.close()
+            with release.KeyedCache(self.path, sync="never")._in_use() as archive:
+                archive._appender.close()
         else:
             self._fill(release, ["a", "b"])
             self.state.reordered(["a", "b"], frozenset())

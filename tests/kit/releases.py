@@ -262,10 +262,10 @@ THINGS: dict[str, Thing] = {
             ),
             (
                 "dataset/keyed_cache.py",
-                "        if not flags & format.COMPRESSED:\n            return data[:nbytes], schema\n",
+                "        decoder, record = self._decoders[schema], data[:nbytes]\n",
                 "        if flags & 4:\n"
                 "            data = memoryview(bytes(byte ^ 0x55 for byte in data[:nbytes]))\n"
-                "        if not flags & format.COMPRESSED:\n            return data[:nbytes], schema\n",
+                "        decoder, record = self._decoders[schema], data[:nbytes]\n",
             ),
         ),
     ),
