@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -324,26 +325,29 @@ def test_a_large_entry_is_copied_in_pieces_by_several_threads(tmp_path, ssd):
     assert all(0 < after - before <= (RUN * BLOCK_NBYTES) for before, after in pairwise(told))
 
 
-def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
+def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd, monkeypatch):
     data = make(tmp_path / "a.zip", 1, 14 * (RUN * BLOCK_NBYTES))
-    origin, interrupted = Far(data), threading.Event()
-    plain = origin._pread
+    origin, ended = Far(data), threading.Event()
+    plain, shutdown = origin._pread, ThreadPoolExecutor.shutdown
 
     def parts_read() -> int:
         return sum(nbytes == (RUN * BLOCK_NBYTES) for _, nbytes in origin.read)
 
     def pread(offset: int, nbytes: int) -> bytes:
         if parts_read() >= 4:
-            interrupted.wait(30)
-            time.sleep(1.5)  # or the others read the rest before the interrupt arrives
+            assert ended.wait(60)  # or the others read the rest before the interrupt arrives
         return plain(offset, nbytes)
+
+    def end(pool: ThreadPoolExecutor, **options: bool) -> None:
+        ended.set()
+        shutdown(pool, **options)
 
     def interrupt(done: int, total: int) -> None:
         if done > (RUN * BLOCK_NBYTES):
-            interrupted.set()
             raise KeyboardInterrupt
 
     origin._pread = pread  # type: ignore[method-assign]
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", end)
     ssd.mkdir()
     with pytest.raises(KeyboardInterrupt):
         from_object(origin, ssd / "a.zip", tell=interrupt)
