@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from edcache import base, writer
+from edcache import base, identity, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, provisional
 from edcache.dataset.indexing import Readable, reading_of
 from edcache.format import KEYS_DIGEST, Head
@@ -165,11 +165,8 @@ class Building:
         """
         path, session, job = archive.path, archive.session, self.job
         head, origin = session.head, session.origin
-        try:
-            found = writer.check_origin(path, origin, job.recipe)
-        except StaleCacheError:
-            job = self.job = writer.settled(job, origin)
-            found = writer.check_origin(path, origin, job.recipe)
+        job = self.job = writer.settled(job, origin)
+        verdict = identity.compare(origin.fingerprint, job.recipe).check(path)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
         if is_compared and not (job.options.grow and session.length < length):
@@ -181,16 +178,12 @@ class Building:
         may_lack = session.complete and (kept.names or not names)
         writer.adopt_labels(head, kept if may_lack else job.spec, path)
         writer.check_options(head, path, **self._asked)
-        if job.recipe is None:
-            return
-        if found is None:
+        if not verdict.is_told:
             message = "says nothing about the source that it was made of, so another one would not be noticed"
             base.warn(f"{path}: {message}; fingerprint=False silences this", once=(path, message))
-            return
-        if moved := "".join(f"\n  {line}" for line in found.moved):
+        if moved := "".join(f"\n  {line}" for line in verdict.moved):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        self.job = replace(job, found=found)
 
 
 def parents_of(source: Any) -> list[dict[str, Any]]:

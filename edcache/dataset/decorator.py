@@ -18,7 +18,7 @@ from edcache.base import CacheOptions, FillOptions, OnStale, OptionError, Source
 from edcache.dataset.build import label_differences
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
-from edcache.identity import Difference, Keyed, Recipe
+from edcache.identity import Keyed, Recipe
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.storage import cache_folder, shown
@@ -28,11 +28,44 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# Longest time of a call and a sample that is compared though nothing asks.
-_CHEAP_SECONDS: Final = 0.5
+_Reaction = Literal["same", "rebuild", "ignore"]
+"""Reaction to a verdict by `on_stale`, for the fill that may follow."""
 
-# The result of comparing an archive with a call, for the fill that may follow.
-_Verdict = Literal["same", "rebuild", "compare nothing"]
+# Parts of a call that no `on_stale="ignore"` lets pass.
+_OF_CALL: Final = "argument ", "version: ", "weights "
+
+
+class _SamplesOfCall(writer.StoredSamples):
+    """Samples of an archive, whose source a call makes when they are drawn.
+
+    failure: makes the error of a call that raises. Data that is elsewhere is no error where nothing asks.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        options: CacheOptions,
+        make: Callable[[], Any],
+        failure: Callable[[Exception], SourceError],
+    ) -> None:
+        job = writer.Job(
+            None, session.path, session.head, LabelSpec({}), options=FillOptions.part_of(options)
+        )
+        super().__init__(job, session, adds=False)
+        self._make, self._failure, self.limit = make, failure, identity.CALL_SECONDS
+        self.seconds = None if self.first is None else self.first.call_seconds + self.first.seconds
+
+    def drawn(self, most: int) -> list[tuple[int, int]]:
+        """Make the source, and draw samples. Raises: StaleCacheError, it has another length."""
+        with base.foreign_code(self._failure):
+            source = writer.declared(writer.by_items(self._make()))
+            keyed = Keyed.of(source)
+        if keyed is not None and keyed.digest != self.session.origin.keys_digest:
+            return []  # samples are in other places
+        self.use(source)
+        if keyed is None and not self.is_stream:
+            writer.check_length(self.path, self.session.length, writer.length_of(source, self.path))
+        return super().drawn(most) if self.is_repeated else []
 
 
 @base.cut_traceback
@@ -87,66 +120,21 @@ class CachedFactory(Generic[P, T_co]):
         # Before the factory runs, which may change the working folder.
         call = identity.recipe_of_call(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
-        archive, is_other = store.found(self._read_options), False
+        archive, rebuild = store.found(self._read_options), False
+        make = functools.partial(self.uncached, *args, **kwargs)
         if archive is not None and archive.session.complete and not options.grow:
-            found = identity.compare(archive.session.origin.fingerprint, call)
-            verdict = self._check(archive.session, call, found, adds=False)
-            if verdict == "same" and self._is_other(archive.session, found, args, kwargs):
-                verdict = "rebuild"
-            if verdict != "rebuild":
+            reaction = self._reaction(archive.session, call, make, adds=False)
+            if reaction != "rebuild":
                 if options.preload:
                     archive.close()
                     archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
-            is_other = True
+            rebuild = True
         self._compared.add(store.path)
         began = time.monotonic()
-        source = self.uncached(*args, **kwargs)
+        source = make()
         call = replace(call, seconds=time.monotonic() - began)
-        return self._filled(store, archive, source, call, is_other)
-
-    def _is_other(
-        self, session: Session, found: Difference, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Run the function if something asks, or if that is cheap, and compare a sample by `on_stale`.
-
-        Returns: True to build it again. Where nothing asks, data that is elsewhere is no error, and no word.
-        """
-        if not found.asking and session.path in self._compared:
-            return False
-        options = FillOptions.part_of(self.options)
-        options = options if found.asking else replace(options, progress=False)
-        job = writer.Job(None, session.path, session.head, LabelSpec({}), options=options, found=found)
-        if options.spot_check is False or not (found.asking or self._is_cheap(job, session)):
-            return False
-        try:
-            try:
-                with base.foreign_code(self._failure):
-                    source = writer.declared(writer.by_items(self.uncached(*args, **kwargs)))
-                    keyed = Keyed.of(source)
-            except SourceError as error:  # the data may be elsewhere, and is not needed
-                writer.not_compared(job, session, f"no sample was compared: {error}")
-                return False
-            if keyed is None or keyed.digest == session.origin.keys_digest:  # else in other places
-                writer.check_open(replace(job, source=source), session)
-        except StaleCacheError as error:
-            if self._on_stale == "error":
-                raise
-            if self._on_stale == "warn":
-                base.warn(str(error))
-            return self._on_stale == "rebuild"
-        return False
-
-    def _is_cheap(self, job: writer.Job, session: Session) -> bool:
-        """True if a sample is to be compared though nothing asks: the call and a sample take little time."""
-        self._compared.add(session.path)
-        first = identity.FirstSample.of(session.origin.fingerprint)
-        if first is None or not writer.is_due(job, session, adds=False):
-            return False
-        return bool(job.options.spot_check) or first.call_seconds + first.seconds <= _CHEAP_SECONDS
-
-    def _failure(self, error: Exception) -> SourceError:
-        return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
+        return self._filled(store, archive, source, call, rebuild)
 
     def _filled(
         self,
@@ -162,50 +150,59 @@ class CachedFactory(Generic[P, T_co]):
         origin: Recipe | bool = recipe
         if archive is not None and not rebuild:
             adds = not archive.session.complete or (recipe.count or 0) > archive.session.length
-            found = identity.compare(archive.session.origin.fingerprint, recipe)
-            verdict = self._check(archive.session, recipe, found, adds)
-            rebuild = verdict == "rebuild"
-            origin = False if verdict == "compare nothing" else origin
+            reaction = self._reaction(archive.session, recipe, None, adds=adds)
+            rebuild, origin = reaction == "rebuild", False if reaction == "ignore" else recipe
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         try:
             return CachedDataset(source, store, options, fingerprint=origin)
         except StaleCacheError as error:
-            if (
-                error.option != "spot_check"
-                or self._on_stale == "error"
-                or (self._on_stale == "warn" and adds)
-            ):
+            if error.option != "spot_check":
                 raise
-            if self._on_stale == "warn":
-                base.warn(str(error))
-        options = replace(options, spot_check=False, keep_existing=self._on_stale == "warn")
+            reaction = self._react(error, adds=adds)
+        options = replace(options, spot_check=False, keep_existing=reaction == "ignore")
         return CachedDataset(source, store, options, fingerprint=origin)
 
-    def _check(self, session: Session, recipe: Recipe, found: Difference, adds: bool) -> _Verdict:
-        """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
+    def _reaction(
+        self, session: Session, recipe: Recipe, make: Callable[[], Any] | None, *, adds: bool
+    ) -> _Reaction:
+        """Compare an archive with a call, or with the source that it made, and react by `on_stale`.
 
-        adds: True if samples may be added to it.
+        make: the call, which is made to compare samples if something asks, or once in each process if that is cheap;
+            None if others compare them.
+        adds: True if samples may be added to the archive.
         """
-        on_stale, origin = self._on_stale, session.origin
-        changed = [
-            *found.settings,
-            *label_differences(origin, self.options.in_memory_keys, session.complete),
-        ]
-        if not changed:
-            return "compare nothing" if on_stale == "ignore" else "same"
-        if on_stale == "rebuild":
+        found, path = session.origin.fingerprint, session.path
+        verdict, is_ignored = identity.compare(found, recipe), self._on_stale == "ignore"
+        changed = label_differences(session.origin, self.options.in_memory_keys, session.complete)
+        # What a source says may be let pass; another call of the function never.
+        is_other_call = any(line.startswith(_OF_CALL) for line in verdict.refused)
+        try:
+            if verdict.refused or changed:
+                remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
+                remedy += "" if is_other_call else ' (or "ignore", to use it as it is)'
+                message = verdict.message(path, remedy, changed)
+                raise StaleCacheError(message, path=path, option="on_stale")
+            if make is not None and not is_ignored and (verdict.asks or path not in self._compared):
+                self._compared.add(path)
+                samples = _SamplesOfCall(session, self.options, make, self._failure)
+                identity.compare(found, recipe, samples).settle(path)
+        except StaleCacheError as error:
+            return self._react(error, adds=adds, is_other_call=is_other_call)
+        return "ignore" if is_ignored else "same"
+
+    def _react(self, error: StaleCacheError, *, adds: bool, is_other_call: bool = False) -> _Reaction:
+        """Raise an error, or do what `on_stale` says."""
+        if self._on_stale == "rebuild":
             return "rebuild"
-        # Another name, and what a source says, may be let pass; another call of the function never.
-        is_other_call = any(line.startswith(("argument ", "version: ", "weights ")) for line in changed)
-        remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
-        if not is_other_call:
-            remedy += ' (or "ignore", to use it as it is)'
-        message = identity.stale_message(session.path, recipe, changed, remedy)
-        if on_stale == "error" or (on_stale == "warn" and adds) or (on_stale == "ignore" and is_other_call):
-            raise StaleCacheError(message, path=session.path, option="on_stale")
-        if on_stale == "warn":
-            base.warn(message)
-        return "compare nothing"
+        if self._on_stale == "ignore" and not is_other_call:
+            return "ignore"
+        if self._on_stale != "warn" or adds:
+            raise error
+        base.warn(str(error))
+        return "ignore"
+
+    def _failure(self, error: Exception) -> SourceError:
+        return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:

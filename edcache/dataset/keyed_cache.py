@@ -238,7 +238,8 @@ def _check(path: str, head: Head, recipe: Recipe) -> None:
             f"{path}: it is no archive of a KeyedCache, but one of samples {has} keys; read it by "
             "CachedDataset.from_cache(path), and give KeyedCache another path"
         )
-    writer.check_origin(path, head, recipe, "use another path, or delete the file", "fingerprint")
+    verdict = identity.compare(head.fingerprint, recipe)
+    verdict.check(path, "use another path, or delete the file", "fingerprint")
 
 
 class KeyedSession:

@@ -1,7 +1,6 @@
 """`Recipe`: what makes the samples of a source, and how it differs from what made the samples of an archive.
 
-- **Settings** make every sample: arguments of the call, attributes of the source and of what it holds. A difference is
-  another source.
+- **Settings** make every sample: arguments of the call, attributes of the source and of what it holds.
 - **Columns** have one value a sample: a list of files, an array of targets. A longer source has the same first values.
 - What **asks** is compared, and a sample that is computed again answers: the inside of objects of libraries, private
   attributes, an int that is the length of the source then and now, and a path that led elsewhere.
@@ -21,9 +20,8 @@ import inspect
 import itertools
 import json
 import os
-import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -31,13 +29,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from edcache.base import OptionError, named, once
-from edcache.format import KEYS_DIGEST
+from edcache.base import OptionError, once
 from edcache.identity.code import code_of, reached_from
+from edcache.identity.forms import form_of
 from edcache.identity.settings import (
     DEFAULTS,
     KEYWORD_DEFAULTS,
-    LONG,
     Described,
     Parts,
     Settings,
@@ -53,9 +50,11 @@ _MOST_LEAVES: Final = 32
 _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
-_OTHERS: Final = "others"
-_COLUMN_TEXT: Final = re.compile(r"[\[({]|range\(|ndarray\(|Tensor\(").match
-_NAMES: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
+_COLUMNS_NBYTES: Final = 900
+OTHERS: Final = "others"
+"""Name of the digest of all settings behind the first ones."""
+PARTS: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
+"""Entries of a fingerprint that a recipe makes."""
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
@@ -90,17 +89,17 @@ class Recipe:
 
         state: as of `to_json`.
         """
-        rest = {name: value for name, value in (fingerprint or {}).items() if name not in _NAMES}
+        rest = {name: value for name, value in (fingerprint or {}).items() if name not in PARTS}
         return {**rest, **self.to_json(state)}
 
     def to_json(self, state: Iterable[str] = ()) -> dict[str, Any]:
         """Return the JSON that an archive keeps. state: names that are left out, and listed as state."""
         left = {*state}
         made = {
-            "settings": _kept(self.settings, left, _SETTINGS_NBYTES),
-            "asks": _kept(self.asks, left, _ASKS_NBYTES),
+            "settings": self.kept_settings(left),
+            "asks": self.kept_asks(left),
             "code": dict(self.code),
-            "columns": _kept(self.texts, left, _CODE_NBYTES),
+            "columns": self.kept_columns(left, None),
             "count": self.count,
             "state": sorted(left),
         }
@@ -121,6 +120,19 @@ class Recipe:
         )
         return tuple(dict.fromkeys(names))
 
+    def kept_settings(self, left: set[str]) -> dict[str, Any]:
+        """Return the settings as an archive keeps them. left: names that are left out."""
+        return _kept(self.settings, left, _SETTINGS_NBYTES)
+
+    def kept_asks(self, left: set[str]) -> dict[str, str]:
+        """Return what asks as an archive keeps it. left: names that are left out."""
+        return _kept(self.asks, left, _ASKS_NBYTES)
+
+    def kept_columns(self, left: set[str], count: int | None) -> dict[str, Any]:
+        """Return the first values of the columns as an archive of `count` samples keeps them."""
+        is_longer = count is not None and self.count is not None and count < self.count
+        return _kept(self.first(count) if is_longer else self.texts, left, _COLUMNS_NBYTES)
+
     @once
     def texts(self) -> dict[str, Any]:
         """Descriptions of the columns, as they are when this is read first."""
@@ -128,35 +140,17 @@ class Recipe:
 
     def first(self, count: int | None) -> dict[str, Any]:
         """Describe the first values of each column; None: all."""
-        return {
-            name: Settings(self.roots)
-            .describe(
+        described = dict[str, Any]()
+        for name, values in self.columns.items():
+            is_dict = isinstance(values, dict)
+            # Of pandas by place, not by its index.
+            rows = (
                 dict(itertools.islice(values.items(), count))
-                if isinstance(values, dict)
-                else getattr(values, "iloc", values)[:count]  # of pandas by place, not by its index
+                if is_dict
+                else getattr(values, "iloc", values)[:count]
             )
-            .exact
-            for name, values in self.columns.items()
-        }
-
-
-class Difference(NamedTuple):
-    """Difference between the recipe of an archive and one of now: lines, and names of what asks."""
-
-    settings: list[str]
-    moved: list[str]
-    asks: list[str]
-    code: list[str]
-
-    @property
-    def asking(self) -> str:
-        """Say in a message what asks for a sample; "" if nothing does."""
-        lines = [f"the code of {', '.join(self.code)} changed"] if self.code else []
-        return "; ".join([*lines, *([f"{', '.join(self.asks)} changed"] if self.asks else [])])
-
-
-SAME: Final = Difference([], [], [], [])
-"""Difference of equal recipes, or of recipes that are not compared."""
+            described[name] = _with_form(Settings(self.roots).describe(rows).exact, rows)
+        return described
 
 
 def told(fingerprint: Mapping[str, Any]) -> Recipe:
@@ -253,8 +247,14 @@ def _described(
         told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
-            settings[f"{kind} {name}"] = exact
+            settings[f"{kind} {name}"] = _with_form(exact, value)
     return settings, asks
+
+
+def _with_form(exact: Any, value: Any) -> Any:
+    """Return a description with the form of its value; one that is no list tells its form by itself."""
+    form = form_of(value) if isinstance(exact, list) else ""
+    return [*exact, form] if form else exact
 
 
 def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> Any:
@@ -471,133 +471,4 @@ def _kept(texts: Mapping[str, Any], left: set[str], nbytes: int) -> dict[str, An
     others = {}
     while len(json.dumps(kept)) > nbytes:
         name, others[name] = kept.popitem()
-    return {**kept, _OTHERS: digest_of(json.dumps(others))} if others else kept
-
-
-# --- comparing ---
-
-
-def compare(found: Mapping[str, Any] | None, now: Recipe) -> Difference:
-    """Compare the recipe that an archive keeps with one of now."""
-    if found is None:
-        return Difference(["the archive says nothing about where its samples come from"], [], [], [])
-    state = {*now.state, *(name for name in found.get("state", []) if isinstance(name, str))}
-    old, known, own = (_without(named(found, part), state) for part in ("settings", "columns", "asks"))
-    new = _kept(now.settings, state, _SETTINGS_NBYTES)
-    asks = dict[str, None]()
-    known_code = named(found, "code")
-    code = [name for name, digest in now.code.items() if known_code.get(name) != digest] if known_code else []
-    is_made = "factory" in old
-    if is_made != now.is_made:
-        lines = [] if is_made else [f"made from an object of type {old.get('type')}"]
-        return Difference([*lines, *_other_columns(found, now, state)], [], [], code)
-    lines, moved = list[str](), list[str]()
-    counts = found.get("count"), now.count
-    for name in {**old, **new}:
-        before, after = old.get(name, _ABSENT), new.get(name, _ABSENT)
-        if before is _ABSENT and name in known:
-            before = known[name]
-        line = f"{name}: {_shown(before)} in the archive, {_shown(after)} now"
-        if _are_equal(before, after) or (after is _ABSENT and name in now.columns):
-            continue
-        if _ABSENT in (before, after) and is_made and name.startswith("attribute "):
-            continue  # a call alone knows none
-        is_lacking = KEYS_DIGEST in found and _ABSENT in (before, after)
-        if (before, after) == counts or (is_lacking and _has_text_of_column(before, after)):
-            asks[name] = None
-        elif _is_elsewhere(before, after):
-            moved.append(line)
-            asks[name] = None
-        elif _is_same_file(before, after):
-            asks |= dict.fromkeys([name] if any(map(_is_link, (before, after))) else [])
-        elif not (name == _OTHERS and lines):
-            lines.append(line)
-    their = _kept(now.asks, state, _ASKS_NBYTES)
-    for name in {**own, **their}:
-        before, after = own.get(name), their.get(name)
-        is_known = not (is_made and name.startswith("attribute ") and None in (before, after))
-        if before != after and is_known:  # a call alone knows no attributes
-            asks[name] = None
-    return Difference([*lines, *_other_columns(found, now, state)], moved, [*asks], code)
-
-
-def _other_columns(found: Mapping[str, Any], now: Recipe, state: set[str]) -> Iterator[str]:
-    """Yield a line for each column whose values for the samples of the archive are other ones now."""
-    known, count = _without(named(found, "columns"), state), found.get("count")
-    if now.count is None or not isinstance(count, int):
-        return
-    cut = _kept(now.first(count) if count < now.count else now.texts, state, _CODE_NBYTES)
-    old, now_set = named(found, "settings"), now.settings
-    for name in {**known, **cut}:
-        before, after = known.get(name, old.get(name, _ABSENT)), cut.get(name, now_set.get(name, _ABSENT))
-        is_compared = name in cut or name not in now_set  # else with the settings
-        may_lack = _ABSENT in (before, after) and ("factory" in old or "._" in f".{name.partition(' ')[2]}")
-        if is_compared and not may_lack and not _are_equal(before, after):
-            yield f"{name}: {_shown(before)} in the archive, {_shown(after)} now"
-
-
-def stale_message(path: str, now: Recipe, changed: Sequence[str], remedy: str) -> str:
-    """Write the message of a StaleCacheError: the path, the differences line by line, and the remedy."""
-    lines = "".join(f"\n  {line}" for line in changed)
-    return f"{path}: made by another {'call' if now.is_made else 'source'}:{lines}\n{remedy}"
-
-
-def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in named_values.items() if name not in state}
-
-
-def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True if two fingerprints are of the same call or source.
-
-    Two processes that begin one archive may note other seconds and other state of their first samples: that is no
-    difference.
-    """
-    state = {*one.get("state", []), *other.get("state", [])}
-    found: list[list[Any]] = []
-    for side in (one, other):
-        parts = (side.get(name) for name in (*_NAMES - {"state"}, "keys", "parents"))
-        found.append([(_without(part, state) if isinstance(part, dict) else part) or None for part in parts])
-    return found[0] == found[1]
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if one is _ABSENT or other is _ABSENT:
-        return one is other
-    return json.dumps(one) == json.dumps(other)  # to Python True is 1
-
-
-def _has_text_of_column(one: Any, other: Any) -> bool:
-    """True for the text of a list, a tuple, a dict or an array, which one of two recipes lacks.
-
-    In a source with keys and versions such a value is no setting: it only asks.
-    """
-    (value,) = (side for side in (one, other) if side is not _ABSENT)
-    return isinstance(value, list) and _COLUMN_TEXT(value[0]) is not None
-
-
-def _is_elsewhere(old: Any, new: Any) -> bool:
-    """True if a path leads nowhere any more, and another one, which is there, ends alike."""
-    if not (type(old) is type(new) is str and os.path.isabs(old) and os.path.isabs(new)):
-        return False
-    names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
-    # A text such as "/train/images", the key of an HDF5 file, leads nowhere either.
-    return len(names) == 1 and not os.path.exists(old) and os.path.exists(new)
-
-
-def _is_same_file(old: Any, new: Any) -> bool:
-    """True if two paths, one of them an absolute one, lead to one file."""
-    with suppress(OSError, TypeError, ValueError):
-        return (os.path.isabs(old) or os.path.isabs(new)) and os.path.samefile(old, new)
-    return False
-
-
-def _is_link(path: Any) -> bool:
-    """True if a path leads through a link, which may have led elsewhere."""
-    return isinstance(path, str) and os.path.realpath(path) != os.path.abspath(path)
-
-
-def _shown(value: Any) -> str:
-    if value is _ABSENT:
-        return "absent"
-    text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
-    return text if len(text) <= LONG else text[:80] + "..."
+    return {**kept, OTHERS: digest_of(json.dumps(others))} if others else kept

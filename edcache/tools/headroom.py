@@ -367,7 +367,7 @@ def _called(function: Callable[..., Any], given: tuple[Any, Any]) -> Any:
 def _differs(compute: Callable[[], Any]) -> bool:
     """True if a function gives another result each time; results that cannot be stored are not compared."""
     try:
-        return identity.learned(identity.recompute([compute, compute], "native", 2), "native")[1] is not None
+        return not identity.learned(identity.recompute([compute, compute], "native", 2), "native")[0].repeats
     except base.CodecError:
         return False
 

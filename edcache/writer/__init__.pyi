@@ -22,9 +22,12 @@ from .lazy import LazyFiller as LazyFiller
 from .match import adopt_labels as adopt_labels
 from .match import check_length as check_length
 from .match import check_options as check_options
-from .match import check_origin as check_origin
 from .match import new_head as new_head
 from .match import other_paths as other_paths
+from .recheck import StoredSamples as StoredSamples
+from .recheck import check_open as check_open
+from .recheck import compared as compared
+from .recheck import settled as settled
 from .recovery import check_compression as check_compression
 from .recovery import check_writable as check_writable
 from .recovery import never_created as never_created
@@ -37,11 +40,6 @@ from .source import declared as declared
 from .source import is_stream as is_stream
 from .source import length_of as length_of
 from .source import run_of as run_of
-from .spot import check_open as check_open
-from .spot import compared as compared
-from .spot import is_due as is_due
-from .spot import not_compared as not_compared
-from .spot import settled as settled
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from edcache.format import Failure
 from edcache.identity import Recomputed
 from edcache.storage import storage_error
 from edcache.writer.appender import Appender
+from edcache.writer.engine import Again
 from edcache.writer.job import Carried, Job, worker_count
 from edcache.writer.worker import work
 
@@ -68,12 +69,12 @@ def crew_size(job: Job, count: int) -> int:
     return workers if job.options.timeout is None else max(1, workers)
 
 
-def compute_apart(job: Job) -> Recomputed | None:
-    """Let a worker process compute a sample again, as `job.again` says; None if the process ends or hangs first.
+def compute_apart(job: Job, asked: Again) -> Recomputed | None:
+    """Let a worker process compute samples again; None if the process ends or hangs first.
 
     Raises: as the source, with the traceback as text.
     """
-    worker = _start_worker(job, 0, 0)
+    worker = _start_worker(job, 0, 0, asked)
     message: Any = None
     try:
         connection.wait([worker.results, worker.process.sentinel], job.options.timeout)
@@ -100,6 +101,8 @@ class Crew:
         # By sample, or by the first of a batch and its size; -1 counts workers that computed none.
         self._deaths: Counter[tuple[int, int]] = Counter()
         self._failures: list[str] = []
+        # First indices of batches that have ended their process.
+        self._suspects = frozenset[int]()
 
     def run(self) -> None:
         """Start the workers, and return when all have ended.
@@ -125,7 +128,7 @@ class Crew:
             raise SourceError(f"{self._path}: {'; '.join(self._failures)}", path=self._path)
 
     def _start(self, slot: int) -> None:
-        self._workers.append(_start_worker(self._job, slot, next(self._numbers)))
+        self._workers.append(_start_worker(self._job, slot, next(self._numbers), self._suspects))
 
     def _receive(self, worker: _Worker) -> None:
         """Take the last word of a worker, or its silence, and replace it unless its work is done."""
@@ -188,7 +191,7 @@ class Crew:
         One of a batch is to blame: the workers that start from now on compute its samples one by one.
         """
         if size > 1:
-            self._job = replace(self._job, suspects=self._job.suspects | {index})
+            self._suspects |= {index}
             return
         text = self._job.told(f"sample {index} {text}", index)
         failure = Failure(index, self._options.on_error == "skip_final", error, text, "")
@@ -208,8 +211,8 @@ class Crew:
                 _end_worker(worker, 0)
 
 
-def _start_worker(job: Job, slot: int, number: int) -> _Worker:
-    """Start a process. number: of all workers of the fill."""
+def _start_worker(job: Job, slot: int, number: int, task: frozenset[int] | Again) -> _Worker:
+    """Start a process. number: of all workers of the fill. task: as of `work`."""
     process = multiprocessing.current_process()
     if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
         os._exit(_NO_GUARD)
@@ -229,7 +232,7 @@ def _start_worker(job: Job, slot: int, number: int) -> _Worker:
         results, end = context.Pipe(duplex=False)
         with closing(end):
             process = context.Process(
-                target=work, args=(job, report, slot, number, end), name=f"{_NAME}{number}"
+                target=work, args=(job, task, report, slot, number, end), name=f"{_NAME}{number}"
             )
             process.start()
         return _Worker(process, results, report, slot)

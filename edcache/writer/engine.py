@@ -16,12 +16,12 @@ A crew (writer/crew.py) is no engine, but processes that run the loop, each with
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -29,7 +29,7 @@ from edcache import base, identity
 from edcache.base import OptionError, SourceError
 from edcache.codec import Columns
 from edcache.format import Failure
-from edcache.identity import Recomputed
+from edcache.identity import Recomputed, Record
 from edcache.storage import own_positions
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
@@ -97,9 +97,9 @@ class BatchEngine(AbstractContextManager["BatchEngine"]):
 class Here(BatchEngine):
     """Engine of this process, which calls the source: by `source[index]`, or once for a batch."""
 
-    def __init__(self, job: Job, watch: Watch | None = None) -> None:
+    def __init__(self, job: Job, watch: Watch | None = None, suspects: frozenset[int] = frozenset()) -> None:
         own_positions()
-        self._job, self.watch = job, watch or self.watch
+        self._job, self.watch, self._suspects = job, watch or self.watch, suspects
         self._ask, self.takes_any = batches_of(job.source)
         self.gives_batches = self._ask is not None and not self.takes_any
 
@@ -108,7 +108,7 @@ class Here(BatchEngine):
 
     def is_suspect(self, indices: list[int]) -> bool:
         """True if a batch that began with one of these indices has ended its process: they are computed one by one."""
-        return not self._job.suspects.isdisjoint(indices)
+        return not self._suspects.isdisjoint(indices)
 
     def is_interrupt(self, error: BaseException, indices: list[int]) -> bool:
         """True for an exception amid a batch that code of the user did not cause; see `writer/source.py`."""
@@ -150,12 +150,15 @@ class Here(BatchEngine):
                 del made  # no memory of it beside the next one
 
 
-def engine_of(job: Job, watch: Watch | None = None, slot: int = 0) -> BatchEngine:
+def engine_of(
+    job: Job, watch: Watch | None = None, slot: int = 0, suspects: frozenset[int] = frozenset()
+) -> BatchEngine:
     """Return the engine of one process of a fill: the source's own, if it has one, else `Here`.
 
-    slot: number of the process in its crew, by which the source chooses a device.
+    slot: number of the process in its crew, by which the source chooses a device. suspects: first indices of batches
+    that have ended their process.
     """
-    here = Here(job, watch)
+    here = Here(job, watch, suspects)
     own = getattr(job.source, "__edcache_engine__", None)
     engine: BatchEngine | None = None if own is None else own(here, slot)
     return here if engine is None else engine
@@ -183,25 +186,49 @@ def samples_of(here: Here, indices: list[int]) -> Iterator[Any]:
         yield from _each(made)
 
 
-def compute_again(job: Job, index: int, least: int, stored: tuple[str, bytes] | None = None) -> Recomputed:
-    """Compute a sample again, `least` times or more: first alone, then in a batch; see `recompute`.
+class Again(NamedTuple):
+    """Samples to compute again: one `least` times or more, and with `beside` some others, if they are cheap.
 
     stored: schema and record to compare with. Without them the result tells which state of the source has changed.
     """
+
+    position: int
+    least: int = 1
+    stored: Record | None = None
+    beside: tuple[int, ...] = ()
+
+
+def compute_again(job: Job, asked: Again) -> Recomputed:
+    """Compute a sample again: first alone, then in a batch; see `recompute`."""
     own_positions()
+    index, least, stored, beside = asked
     if is_stream(job.source):
         return identity.recompute([lambda: next(iter(job.source))], job.head.codec, least, stored)
-    end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
-    alone = replace(job, suspects=frozenset({index}))
-    ways: list[Callable[[], Any]] = [
-        lambda: next(samples_of(Here(alone), [index])),
-        lambda: next(samples_of(Here(job), [*range(index, end)])),
-    ]
     if (stored is None or least > 1) and identity.held_generators(job.source):
         least = identity.FEW_DRAWS
-    before = identity.recipe_of(job.source) if stored is None else None
-    again = identity.recompute(ways[:least], job.head.codec, least, stored)
-    return again if before is None else again._replace(state=before.changed(identity.recipe_of(job.source)))
+    before, began = identity.recipe_of(job.source) if stored is None else None, time.monotonic()
+    again = identity.recompute(_ways(job, index)[:least], job.head.codec, least, stored)._replace(
+        position=index
+    )
+    more = list[Recomputed]()
+    for other in beside:
+        left = identity.SECONDS - (time.monotonic() - began)
+        if least * again.seconds > left:
+            break
+        with suppress(Exception):  # the fill raises it again
+            made = identity.recompute(_ways(job, other)[:least], job.head.codec, least, seconds=left)
+            more.append(made._replace(position=other))
+    state = () if before is None else before.changed(identity.recipe_of(job.source))
+    return again._replace(state=state, more=tuple(more))
+
+
+def _ways(job: Job, index: int) -> list[Callable[[], Any]]:
+    """Return the ways to compute a sample: alone, and as the first one of a batch."""
+    end = min(job.length, index + (job.options.batch_size or job.head.claim_size))
+    return [
+        lambda: next(samples_of(Here(job, suspects=frozenset({index})), [index])),
+        lambda: next(samples_of(Here(job), [*range(index, end)])),
+    ]
 
 
 def _each(made: Any) -> Iterator[Any]:

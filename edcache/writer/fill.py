@@ -1,6 +1,6 @@
 """Fill an archive: alone, with workers, by an executor, or beside other processes that fill it already.
 
-fill                  with a first sample for a new archive (spot.py); then by the kind of the source:
+fill                  with a first sample for a new archive (recheck.py); then by the kind of the source:
     fill_stream         a source that can only be iterated (stream.py)
     _fill_and_seal      any other source
 _filled_once          looks for missing samples (`loop.Presence`; with keys refill.py lists them first), has them
@@ -26,9 +26,9 @@ from edcache.writer.engine import engine_of
 from edcache.writer.job import Job, telling_kept
 from edcache.writer.loop import FillLoop, Presence
 from edcache.writer.match import check_length
+from edcache.writer.recheck import check_before, with_first_sample
 from edcache.writer.seal import seal
 from edcache.writer.source import is_stream
-from edcache.writer.spot import check_before, with_first_sample
 from edcache.writer.stream import fill_stream
 
 logger = logging.getLogger("edcache")

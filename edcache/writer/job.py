@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 from edcache import base, identity, storage
 from edcache.base import Ints
 from edcache.format import KEY_COLUMN, Chain, Failure, Head, Place, shown_key
-from edcache.identity import Difference, Keyed, Recipe
+from edcache.identity import Keyed, Recipe
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.match import adopt_labels, check_length, check_origin
+from edcache.writer.match import adopt_labels, check_length
 from edcache.writer.source import is_stream, text_of, traceback_of
 from edcache.writer.store import store_at
 
@@ -47,10 +47,7 @@ class Job:
         keyed: keys of the samples, if the source names them. todo: with keys, the samples to compute: int64 [n],
             rising; None without keys: all that the archive lacks. maker: mark of the parts that it stores; "" if it
             stores chunks.
-        suspects: first indices of batches that ended their process; their samples are computed one by one.
         recipe: of the source; None to compare nothing, and in other processes, whose parent has compared it.
-        found: difference from the recipe of the archive.
-        again: arguments of `compute_again` for a worker that is to compute one sample; None lets it fill.
     """
 
     source: Any
@@ -65,10 +62,7 @@ class Job:
     keyed: Keyed | None = None
     todo: Ints | None = None
     maker: str = ""
-    suspects: frozenset[int] = frozenset()
     recipe: Recipe | None = None
-    found: Difference = identity.SAME
-    again: tuple[int, int, tuple[str, bytes] | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Arguments of a recipe may be of this process; keys serve the one that seals.
@@ -101,7 +95,7 @@ class Job:
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         with base.on_error(appender.close):
-            check_origin(self.path, appender.chain.origin, self.recipe)
+            identity.compare(appender.chain.origin.fingerprint, self.recipe).check(self.path)
             adopt_labels(appender.head, self.spec, self.path)
             self._is_to_grow(appender.chain)
             appender.recover()

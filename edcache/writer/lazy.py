@@ -24,8 +24,8 @@ from edcache.writer.chunk import Chunk
 from edcache.writer.engine import Here, samples_of
 from edcache.writer.job import Job
 from edcache.writer.loop import Presence
+from edcache.writer.recheck import with_first_sample, with_state
 from edcache.writer.seal import seal
-from edcache.writer.spot import with_first_sample, with_state
 
 logger = logging.getLogger("edcache")
 
@@ -134,7 +134,7 @@ class _OpenArchive:
             if self._has_learned or found is None or ENTRY in found:
                 return
             self._has_learned = True
-            told: dict[str, Any] = with_first_sample(self._job, index).head.fingerprint or {}
+            told: dict[str, Any] = with_first_sample(self._job, index, 0).head.fingerprint or {}
             if ENTRY in told:
                 known: dict[str, Any] = {name: told[name] for name in ("state", ENTRY) if name in told}
                 self._appender.amend(fingerprint=self._job.made_by({**found, **known}))

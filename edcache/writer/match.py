@@ -1,15 +1,13 @@
-"""Compare an archive with a source and with options; make the head of a new one."""
+"""Compare an archive with length, labels and options of a fill; make the head of a new one."""
 
 from __future__ import annotations
 
 import uuid as uuid_module
-from collections.abc import Mapping
 from typing import Any
 
-from edcache import base, identity
+from edcache import base
 from edcache.codec import compressor
 from edcache.format import Head
-from edcache.identity import Difference, Recipe
 from edcache.labels import LabelSpec, OfIndex
 
 
@@ -34,36 +32,6 @@ def new_head(
         fingerprint=fingerprint,
         claim_size=claim_size,
     )
-
-
-def tells_source(fingerprint: Mapping[str, Any] | None) -> bool:
-    """True if a fingerprint tells more than the keys of the samples, so that it is compared."""
-    return "settings" in (fingerprint or {})
-
-
-def check_origin(
-    path: str, archive: Head, recipe: Recipe | None, remedy: str = "", option: str = "keep_existing"
-) -> Difference | None:
-    """Compare what made an archive with the recipe of a source.
-
-    remedy: told in the error; by default of a fill. option: of the error.
-    Returns: the difference, in which no setting differs; None if one of the two says nothing of its source.
-    Raises: StaleCacheError, a setting differs: the archive is of another source, and the message lists each.
-    """
-    if recipe is None or not tells_source(archive.fingerprint):
-        return None
-    found = identity.compare(archive.fingerprint, recipe)
-    if not found.settings:
-        return found
-    if not remedy:
-        remedy = "use another path, or pass keep_existing=False to build it anew"
-        if any(line.startswith("attribute ") for line in found.settings):
-            remedy += (
-                "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
-                "what does, or compare nothing with fingerprint=False"
-            )
-    message = identity.stale_message(path, recipe, found.settings, remedy)
-    raise base.StaleCacheError(message, path=path, option=option)
 
 
 def check_length(path: str, begun_for: int | None, length: int) -> None:

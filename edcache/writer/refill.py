@@ -60,8 +60,7 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     todo = keyed.firsts[places[keyed.firsts] < 0]
     is_shown = (places >= 0) & (places < contents.length - contents.part_count)
     positions = np.flatnonzero(is_shown)
-    asks = [*dict.fromkeys([*job.found.asks, *identity.guessed(job.source)])]
-    job = replace(job, todo=todo, maker=maker, found=job.found._replace(asks=asks))
+    job = replace(job, todo=todo, maker=maker)
     return job, Known(None if chain.root is None else chain.root.index, positions, places[positions])
 
 

@@ -15,9 +15,9 @@ from edcache.base import CodecError, OptionError, Progress, SourceError, warn
 from edcache.codec import Encoder
 from edcache.storage import own_positions
 from edcache.writer.job import Job, telling_kept, worker_count
+from edcache.writer.recheck import check_before, note_seconds
 from edcache.writer.seal import seal
 from edcache.writer.source import is_interrupt, refusal
-from edcache.writer.spot import check_before, note_seconds
 
 # First samples of each worker that are compared with another worker's, before one is stored.
 _COMPARED: Final = 4

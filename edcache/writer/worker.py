@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from edcache.writer.engine import Watch, compute_again, engine_of
+from edcache.writer.engine import Again, Watch, compute_again, engine_of
 from edcache.writer.job import Job, carried
 from edcache.writer.loop import FillLoop, Presence
 from edcache.writer.source import refusal
@@ -30,13 +30,15 @@ class Stopped(KeyboardInterrupt):
     """End of the fill for this worker; the samples that it has computed are to be published."""
 
 
-def work(job: Job, report: Any, slot: int, number: int, results: Any) -> None:
-    """Fill together with others until nothing is missing; or compute a sample again, as `job.again` says.
+def work(job: Job, task: frozenset[int] | Again, report: Any, slot: int, number: int, results: Any) -> None:
+    """Fill together with others until nothing is missing; or compute samples again.
 
     Sends to `results`: None if nothing is missing; the index that it computed, or -1, if a signal ended it;
     else its error, as `Carried`. A sample that is computed again it sends as `Recomputed`.
 
     Args:
+        task: samples to compute again; or, for a fill, first indices of batches that have ended their process, whose
+            samples are computed one by one.
         report, slot: as of `crew._Worker`. number: of this worker among all of the fill, also the ended ones.
     """
     watch = _ToParent(report)
@@ -45,11 +47,11 @@ def work(job: Job, report: Any, slot: int, number: int, results: Any) -> None:
     threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
     message: Any = None
     try:
-        engine = engine_of(job, watch, slot)
-        if job.again is not None:
-            with watch.begin(job.again[0], 1):
-                message = compute_again(job, *job.again)
+        if isinstance(task, Again):
+            with watch.begin(task.position, 1):
+                message = compute_again(job, task)
         else:
+            engine = engine_of(job, watch, slot, task)
             with closing(job.open()) as appender:
                 appender.claims.join_fillers()
                 FillLoop(job, appender, Presence(appender, job), engine).run()

@@ -63,6 +63,9 @@ _RIGHT: Final = 3e-6
 _LEVELS, _MEAN_LEVELS = 2, 0.5
 _FEW_LEVELS: Final = 32
 _BLOCK: Final = 1 << 18
+Record: TypeAlias = tuple[str, bytes]
+"""Schema and bytes of a sample, as an archive stores it."""
+
 _States: TypeAlias = tuple[Any, Any, torch.Tensor]
 _ROUNDINGS: Final = 10
 
@@ -101,30 +104,35 @@ class FirstSample:
 class Recomputed(NamedTuple):
     """Sample that was computed again, as records.
 
-    Attributes: records: one for each computation: schema and bytes. seconds: of the fastest computation. state: names
-        of what computing has changed in the source, see `recipe.py`.
+    Attributes: records: one for each computation. seconds: of the fastest one. position: of the sample. state: names of
+        what computing has changed in the source, see `recipe.py`. more: other samples, computed beside it.
     """
 
-    records: list[tuple[str, bytes]]
+    records: list[Record]
     seconds: float
+    position: int = 0
     state: tuple[str, ...] = ()
+    more: tuple[Recomputed, ...] = ()
 
 
 class Other(NamedTuple):
     """Field of a sample that is another one than in the archive.
 
     distance: relative to the norm of the field; inf if it is no number, or has another shape; 0 if the dtype or the
-        type alone differs.
+        type alone differs. is_random: True if it is another one each time that it is computed.
     """
 
     field: str
     distance: float
     before: Any
     now: Any
+    is_random: bool = False
 
     def __str__(self) -> str:
         """Tell the field, both values in short and the distance."""
         name = f"field {self.field}" if self.field else "it"
+        if self.is_random:
+            return f"{name} is another one each time that it is computed"
         if not self.distance and not isinstance(self.now, type):
             return f"{name} is of another kind: {_kind(self.before)} in the archive, {_kind(self.now)} now"
         by = f" by {100 * self.distance:.2g} %" if 1e-9 < self.distance < float("inf") else ""
@@ -135,17 +143,22 @@ class Other(NamedTuple):
 
 
 def recompute(
-    ways: list[Callable[[], Any]], codec: str, least: int = 1, stored: tuple[str, bytes] | None = None
+    ways: list[Callable[[], Any]],
+    codec: str,
+    least: int = 1,
+    stored: Record | None = None,
+    seconds: float = SECONDS,
 ) -> Recomputed:
     """Compute a sample again and encode it; each time under another state of the random generators.
 
     Args:
         ways: functions that compute it, called in turn. A sample that draws global random numbers is computed up to
-            `MOST_DRAWS` times, for at most two seconds.
-        least: number of computations, if they take no two seconds. stored: record; an equal one ends it.
+            `MOST_DRAWS` times.
+        least: number of computations. stored: record; an equal one ends it. seconds: the time for all, but for the
+            first one.
     Raises: as the source.
     """
-    records, best, began = list[tuple[str, bytes]](), float("inf"), time.monotonic()
+    records, best, began = list[Record](), float("inf"), time.monotonic()
     with generators_kept() as states:
         while True:
             number = len(records)
@@ -159,11 +172,11 @@ def recompute(
             records.append(_record(sample, codec))
             if records[-1] == stored:
                 return Recomputed(records, best)
-            seconds = time.monotonic() - began
+            is_late = time.monotonic() - began > seconds
             draws = _comparable(_states()) != _comparable(states)
             # Computed in the same way, it is another one: more would tell no more.
             is_random = stored is None and number >= len(ways) and records[-1] != records[-1 - len(ways)]
-            if is_random or seconds > SECONDS or len(records) >= (MOST_DRAWS if draws else least):
+            if is_random or is_late or len(records) >= (MOST_DRAWS if draws else least):
                 return Recomputed(records, best)
 
 
@@ -186,50 +199,65 @@ def held_generators(thing: Any) -> list[Any]:
     return found
 
 
-def learned(again: Recomputed, codec: str) -> tuple[FirstSample, Other | None]:
-    """Compare the computations of the first sample of a fill.
+def learned(again: Recomputed, codec: str) -> tuple[FirstSample, int, Other | None]:
+    """Compare the computations of the first sample of a fill, and of the ones beside it.
 
-    Returns: what the head notes of the sample; and, if the sample does not repeat, a field that differs by more than
-        rounding.
+    Returns: what the head notes of the first one; and, if one does not repeat, its index, and a field that differs by
+        more than rounding.
     """
-    first, *others = again.records
     rounding: dict[str, float] = {}
-    random_field = None
-    for record in others:
-        for one in _deviations(first, record, codec):
-            if not one.distance:  # a batch has arrays where one sample has numbers
+    for one in (again, *again.more):
+        first, *others = one.records
+        for deviation in (found for record in others for found in _deviations(first, record, codec)):
+            if not deviation.distance:  # a batch has arrays where one sample has numbers
                 continue
-            if one.is_near:
-                rounding[one.field] = max(one.distance, rounding.get(one.field, 0.0))
-            else:
-                random_field = random_field or Other(one.field, one.distance, one.before, one.now)
-    return FirstSample(again.seconds, random_field is None, {} if random_field else rounding), random_field
+            if not deviation.is_near:
+                return FirstSample(again.seconds, False), one.position, _other(deviation, is_random=True)
+            rounding[deviation.field] = max(deviation.distance, rounding.get(deviation.field, 0.0))
+    return FirstSample(again.seconds, True, rounding), 0, None
+
+
+def random_text(where: int, other: Other) -> str:
+    """Say in a warning that a sample does not repeat."""
+    name = f"field {other.field} of sample {where}" if other.field else f"sample {where}"
+    return (
+        f"{name} is another one each time that it is computed. Random augmentation would be the same in "
+        "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
+    )
 
 
 def find_other(
-    stored: tuple[str, bytes], again: Recomputed, made: FirstSample | None, codec: str, is_asked: bool
+    stored: Record, records: Sequence[Record], made: FirstSample | None, codec: str, is_asked: bool
 ) -> Other | None:
     """Compare a record with the sample that was computed again; return a field that is another one, or None.
 
     Args:
-        stored: schema and bytes of the record. made: as the archive knows it.
+        stored: schema and bytes of the record. records: one for each computation. made: as the archive knows it.
         is_asked: True if something else has changed, so that a field that is only near is another one.
+    Returns: a field that differs between the computations, if none of them is right: it is another one each time.
     """
-    others, records = [], [*dict.fromkeys(again.records)]
+    rounding, records = {} if made is None else made.rounding, [*dict.fromkeys(records)]
+    others = list[Other]()
     for record in records:
-        other = _worst(stored, record, {} if made is None else made.rounding, codec, is_asked)
+        other = _worst(stored, record, rounding, codec, is_asked)
         if other is None:
             return None
         others.append(other)
     first, *more = records
-    if any(one.distance and not one.is_near for record in more for one in _deviations(first, record, codec)):
-        return None  # it does not repeat, though the fill's first one did
+    for record in more:
+        for deviation in _deviations(first, record, codec):
+            if deviation.distance and not deviation.is_near:
+                return _other(deviation, is_random=True)
     return others[0]
 
 
+def _other(found: _Deviation, *, is_random: bool = False) -> Other:
+    return Other(found.field, found.distance, found.before, found.now, is_random)
+
+
 def _worst(
-    stored: tuple[str, bytes],
-    now: tuple[str, bytes],
+    stored: Record,
+    now: Record,
     rounding: Mapping[str, float],
     codec: str,
     is_asked: bool,
@@ -240,7 +268,7 @@ def _worst(
         is_near = one.is_near and (seen > 0 or not one.right) and not is_asked
         is_other = not one.distance or (one.distance > max(one.right, _ROUNDINGS * seen) and not is_near)
         if is_other and (worst is None or one.distance > worst.distance):
-            worst = Other(one.field, one.distance, one.before, one.now)
+            worst = _other(one)
     return worst
 
 
@@ -336,7 +364,7 @@ class _Deviation(NamedTuple):
     now: Any
 
 
-def _deviations(one: tuple[str, bytes], other: tuple[str, bytes], codec: str) -> Iterator[_Deviation]:
+def _deviations(one: Record, other: Record, codec: str) -> Iterator[_Deviation]:
     """Yield the fields in which two records differ."""
     if one == other:
         return
@@ -358,7 +386,7 @@ class _Absent:
 _ABSENT: Final = _Absent()
 
 
-def _decoded(record: tuple[str, bytes], codec: str) -> Any:
+def _decoded(record: Record, codec: str) -> Any:
     schema, data = record
     return decoder_of(schema, allow_pickle=codec == "pickle").decode(memoryview(data))
 
@@ -428,7 +456,7 @@ def _are_equal(before: Any, now: Any, codec: str) -> bool:
     return False
 
 
-def _record(sample: Any, codec: str) -> tuple[str, bytes]:
+def _record(sample: Any, codec: str) -> Record:
     encoder = Encoder(codec)
     encoded = encoder.encode(sample)
     return encoder.schemas[encoded.schema], bytes(encoded.record())
