@@ -94,8 +94,8 @@ def log(tmp_path):
 @pytest.fixture
 def unchecked(monkeypatch):
     """No fill computes a sample again: for tests of what one computes that cannot give it spot_check=False."""
-    for name in ("_as_a_fill_does", "compute_again", "not_compared"):
-        monkeypatch.setattr(f"edcache.writer.spot.{name}", lambda *arguments: None)
+    for name in ("_as_a_fill_does", "compute_again", "_check"):
+        monkeypatch.setattr(f"edcache.writer.recheck.{name}", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -107,7 +107,8 @@ def clock(monkeypatch):
         now[0] += seconds
 
     made = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("edcache.identity.spot.time", made)
+    for module in ("identity.samples", "writer.engine"):
+        monkeypatch.setattr(f"edcache.{module}.time", made)
     return made
 
 

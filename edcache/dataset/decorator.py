@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
@@ -82,12 +82,13 @@ class CachedFactory(Generic[P, T_co]):
         version: object,
         on_stale: OnStale,
         options: CacheOptions,
+        ignore: Sequence[str] = (),
     ) -> None:
         base.check_choice("on_stale", on_stale, get_args(OnStale))
         check_fillable(options)
         functools.update_wrapper(self, factory)
         self.uncached, self.version, self.options = factory, version, options
-        self._path, self._on_stale = path, on_stale
+        self._path, self._on_stale, self._ignored = path, on_stale, ignore
         self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
         # Paths of archives that this process has filled, or has compared a sample with.
@@ -107,7 +108,7 @@ class CachedFactory(Generic[P, T_co]):
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Return the path or the URL, without credentials, of the archive of this call; nothing is opened."""
         arguments = self._arguments(args, kwargs)
-        return shown(self._locate(arguments, identity.recipe_of_call(self.uncached, arguments)))
+        return shown(self._locate(arguments, self._described(arguments)))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
@@ -118,7 +119,7 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Before the factory runs, which may change the working folder.
-        call = identity.recipe_of_call(self.uncached, arguments, self.version)
+        call = self._described(arguments)
         store = writer.store_at(self._locate(arguments, call), options.storage_options)
         archive, rebuild = store.found(self._read_options), False
         make = functools.partial(self.uncached, *args, **kwargs)
@@ -204,6 +205,9 @@ class CachedFactory(Generic[P, T_co]):
     def _failure(self, error: Exception) -> SourceError:
         return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
 
+    def _described(self, arguments: Mapping[str, Any]) -> Recipe:
+        return identity.recipe_of_call(self.uncached, arguments, self.version, self._ignored)
+
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -242,12 +246,18 @@ def cachable(
     *,
     version: object = None,
     on_stale: OnStale = "error",
+    ignore: str | Sequence[str] = (),
     **keywords: Unpack[base.CacheKeywords],
 ) -> _Decorator: ...
 @takes(CacheOptions, without=OPENING)
 @base.cut_traceback
 def cachable(
-    path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
+    path: Any = None,
+    *,
+    version: object = None,
+    on_stale: OnStale = "error",
+    ignore: str | Sequence[str] = (),
+    **keywords: Any,
 ) -> Any:
     """Cache the datasets that a function returns. The first call fills an archive, later calls open it.
 
@@ -260,12 +270,14 @@ def cachable(
             dataset. "error" raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning,
             but is "error" if samples would be added. "rebuild" builds it again. "ignore" uses it in silence, but is
             "error" for other arguments, other weights of a model and another version.
+        ignore: arguments that make no samples, and fields in them: `ignore=["verbose", "cfg.lr"]`.
         keywords: these options.
     Returns:
         A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function itself, and
         `.cache_path(*args, **kwargs)` returns the path of the archive of a call.
     Raises:
         OptionError: "on_stale='often'; choose one of ...", before any call.
+        OptionError: in a call, an ignored name leads to nothing.
         StaleCacheError: in a call, see on_stale.
         SourceError: in a call, as `CachedDataset` raises it.
 
@@ -284,9 +296,10 @@ def cachable(
         return CachedFactory(path, None, None, "error", CacheOptions())
     options = CacheOptions.of(None, keywords, "cachable")
     path = None if path is None else os.fspath(path)
+    ignored = [ignore] if isinstance(ignore, str) else [*ignore]
 
     def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
-        return CachedFactory(factory, path, version, on_stale, options)
+        return CachedFactory(factory, path, version, on_stale, options, ignored)
 
     return decorate
 

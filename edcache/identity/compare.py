@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from edcache import base
 from edcache.base import SourceError, StaleCacheError, named
 from edcache.identity.forms import form_of_stored
-from edcache.identity.recipe import OTHERS, PARTS, Recipe
+from edcache.identity.recipe import OTHERS, PARTS, Recipe, dotted
 from edcache.identity.samples import (
     FEW_DRAWS,
     SECONDS,
@@ -390,7 +390,7 @@ def _is_field(name: str) -> bool:
 
 
 def _way_out(names: Sequence[str]) -> str:
-    fields = ", ".join(f'"{name.removeprefix("argument ")}"' for name in names)
+    fields = ", ".join(f'"{dotted(name.removeprefix("argument "))}"' for name in names)
     return f"; if these fields make no samples, leave them out: @cachable(ignore=[{fields}])"
 
 

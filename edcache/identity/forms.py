@@ -44,7 +44,7 @@ def form_of_stored(exact: Any) -> str:
     """Return the form of a description, as a recipe keeps it: None, a bool, an int, a text, or a list with its form."""
     if isinstance(exact, list):
         return exact[1] if len(exact) == 2 and isinstance(exact[1], str) else ""
-    return form_of(exact) if isinstance(exact, _PLAIN | str) else ""
+    return form_of(exact) if isinstance(exact, (*_PLAIN, str)) else ""
 
 
 class _Form:
@@ -64,7 +64,8 @@ class _Form:
             self._take(len(value) // 8)
             return f"text {sorted(_WORDS(value if isinstance(value, str) else value.decode('latin-1')))}"
         if kind in _PLAIN:
-            return repr(value)
+            self._take(value.bit_length() // 64 if kind is int else 1)
+            return hex(value) if kind is int else repr(value)
         if isinstance(value, _CONTAINERS) and not hasattr(value, "_fields"):
             return self._items(value)
         if isinstance(value, np.ndarray) or (isinstance(value, torch.Tensor) and _is_dense(value)):

@@ -20,6 +20,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from edcache.identity.code import code_of, reached_from
 from edcache.identity.forms import form_of
 from edcache.identity.settings import (
     DEFAULTS,
+    IGNORE,
     KEYWORD_DEFAULTS,
     Described,
     Parts,
@@ -46,7 +48,7 @@ from edcache.identity.settings import (
     shortened,
 )
 
-_MOST_LEAVES: Final = 32
+_MOST_LEAVES: Final = 64
 _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
@@ -55,6 +57,7 @@ OTHERS: Final = "others"
 """Name of the digest of all settings behind the first ones."""
 PARTS: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
 """Entries of a fingerprint that a recipe makes."""
+_ITEM: Final = re.compile(r"\['?([^\]']*)'?\]")
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
@@ -159,19 +162,33 @@ def told(fingerprint: Mapping[str, Any]) -> Recipe:
 
 
 def recipe_of_call(
-    factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
+    factory: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    version: object = None,
+    ignored: Sequence[str] = (),
 ) -> Recipe:
-    """Describe a call of a dataset factory, given every parameter by name; nothing is called."""
+    """Describe a call of a dataset factory, given every parameter by name; nothing is called.
+
+    ignored: names of arguments, and of fields in them such as "cfg.lr", that are left out.
+    Raises: OptionError, an ignored name leads to nothing.
+    """
     walk = Settings()
     held, changing = _held(factory)
     given = {**held, **arguments, **changing}
     leaves = [(name, _Leaf(value, name not in changing, False, True)) for name, value in given.items()]
-    exact, asks = _described(_opened(leaves, None, ""), walk, "argument")
+    left = {*ignored}
+    exact, asks = _described(_opened(leaves, None, "", ignored=left, opens_dicts=True), walk, "argument")
+    if unknown := [name for name in ignored if name in left]:
+        there = ", ".join(name.removeprefix("argument ") for name in {**exact, **asks})
+        raise OptionError(
+            f'ignore= names "{unknown[0]}", and no argument of {name_of(factory)} has it; there are {there}',
+            option="ignore",
+        )
     reached = reached_from([factory, *walk.met.values()])
     version_now = Settings().describe(version).exact
     settings = {"factory": name_of(factory), **exact, **_weights(reached, walk), "version": version_now}
     code = code_of(reached, _CODE_NBYTES, walk.content) if version is None else {}
-    again = functools.partial(recipe_of_call, factory, arguments, version)
+    again = functools.partial(recipe_of_call, factory, arguments, version, ignored)
     return Recipe(settings, asks, code, again=again)
 
 
@@ -247,7 +264,7 @@ def _described(
         told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
-            settings[f"{kind} {name}"] = _with_form(exact, value)
+            settings[f"{kind} {name}"] = exact if leaf.word else _with_form(exact, value)
     return settings, asks
 
 
@@ -359,26 +376,38 @@ def _leaves(source: Any, count: int | None, told: _Told) -> dict[str, _Leaf]:
         type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
     ):
         return {"content": root._replace(is_column=_has_items(source, count, told))}
-    return _opened(waiting, count, told, id(source))
+    return _opened(waiting, count, told, id(source), {*getattr(type(source), IGNORE, ())})
 
 
 def _opened(
-    named: Iterable[tuple[str, _Leaf]], count: int | None, told: _Told, around: int = 0
+    named: Iterable[tuple[str, _Leaf]],
+    count: int | None,
+    told: _Told,
+    around: int = 0,
+    ignored: set[str] = frozenset(),  # type: ignore[assignment]
+    opens_dicts: bool = False,
 ) -> dict[str, _Leaf]:
     """List values by name. An object among them is listed by its own attributes, and so on, up to `_MOST_LEAVES`.
 
     around: id() of the object that holds the values, so that it is not opened again inside itself.
+    ignored: names to leave out; the ones that are there are taken out of it. opens_dicts: False lists a dict of plain
+    values as one, since it may be a memo.
     """
     waiting, seen, leaves = [*named], {around}, dict[str, _Leaf]()
     for name, leaf in waiting:
+        own = dotted(name)
         if name == "in_memory_keys":  # they name labels
             continue
+        if own in ignored:
+            ignored.remove(own)
+            continue
+        is_asked_for = any(one.startswith(f"{own}.") for one in ignored)
         is_column = not leaf.is_fixed and _has_items(leaf.value, count, told)
         leaves[name] = leaf._replace(is_column=is_column)
-        if is_column or id(leaf.value) in seen or len(waiting) > _MOST_LEAVES:
+        if is_column or id(leaf.value) in seen or not (is_asked_for or len(waiting) <= _MOST_LEAVES):
             continue
-        word, children = _children(name, leaf, told)
-        if children and len(waiting) + len(children) <= _MOST_LEAVES:
+        word, children = _children(name, leaf, told, opens_dicts or is_asked_for)
+        if children and (is_asked_for or len(waiting) + len(children) <= _MOST_LEAVES):
             seen.add(id(leaf.value))
             leaves[name] = leaf._replace(word=word)
             if told == "versions" and children[0][1].is_told:
@@ -387,7 +416,14 @@ def _opened(
     return leaves
 
 
-def _children(name: str, leaf: _Leaf, told: _Told) -> tuple[str, list[tuple[str, _Leaf]]]:
+def dotted(name: str) -> str:
+    """Write the name of a leaf as `ignore=` gives it: cfg.lr for cfg['lr']."""
+    return _ITEM.sub(r".\1", name)
+
+
+def _children(
+    name: str, leaf: _Leaf, told: _Told, opens_dicts: bool = False
+) -> tuple[str, list[tuple[str, _Leaf]]]:
     """Return the attributes of an object, or the items of a short list or dict of objects, by full names.
 
     Returns: the word for the object itself, and these.
@@ -397,7 +433,8 @@ def _children(name: str, leaf: _Leaf, told: _Told) -> tuple[str, list[tuple[str,
     if kind in (dict, list, tuple):
         items = dict(value) if kind is dict else dict(enumerate(value[:_MOST_LEAVES]))
         is_short = name and len(value) < _MOST_LEAVES
-        if not is_short or all(_parts(part) is None for part in items.values()):
+        is_config = kind is dict and opens_dicts and leaf.is_exact and {*map(type, items)} == {str}
+        if not is_short or not (is_config or any(_parts(part) is not None for part in items.values())):
             return "", []
         return kind.__name__, [(f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items()]
     parts = _parts(value)

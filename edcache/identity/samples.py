@@ -234,21 +234,16 @@ def find_other(
     Args:
         stored: schema and bytes of the record. records: one for each computation. made: as the archive knows it.
         is_asked: True if something else has changed, so that a field that is only near is another one.
-    Returns: a field that differs between the computations, if none of them is right: it is another one each time.
+    Returns: a field that differs between the computations, if one does: it is another one each time.
     """
-    rounding, records = {} if made is None else made.rounding, [*dict.fromkeys(records)]
-    others = list[Other]()
-    for record in records:
-        other = _worst(stored, record, rounding, codec, is_asked)
-        if other is None:
-            return None
-        others.append(other)
-    first, *more = records
+    first, *more = dict.fromkeys(records)
     for record in more:
         for deviation in _deviations(first, record, codec):
             if deviation.distance and not deviation.is_near:
                 return _other(deviation, is_random=True)
-    return others[0]
+    rounding = {} if made is None else made.rounding
+    others = [_worst(stored, record, rounding, codec, is_asked) for record in (first, *more)]
+    return None if None in others else others[0]
 
 
 def _other(found: _Deviation, *, is_random: bool = False) -> Other:

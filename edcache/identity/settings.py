@@ -76,7 +76,8 @@ KEYWORD_DEFAULTS: Final = "(keyword defaults)"
 _OF_TABLES: Final = ("datasets", "pandas", "polars", "pyarrow")
 # Methods that give the values of a column as a list; a library has one or more.
 _TO_LISTS: Final = ("to_list", "tolist", "to_pylist")
-_IGNORE: Final = "__edcache_ignore__"
+IGNORE: Final = "__edcache_ignore__"
+"""Class attribute: names of attributes that are no parts; of a source also "cfg.lr", a field of what it holds."""
 _TOLD: Final = "__edcache_fingerprint__"
 
 
@@ -368,7 +369,7 @@ def _parts_of_object(value: Any) -> Parts:
     name, held = name_of(kind), attributes_of(value)
     if isinstance(value, _GENERATORS):
         return _word(name)
-    held = {key: part for key, part in held.items() if key not in getattr(kind, _IGNORE, ())}
+    held = {key: part for key, part in held.items() if key not in getattr(kind, IGNORE, ())}
     public = {key: part for key, part in held.items() if not key.startswith("_")}
     private = {key: part for key, part in held.items() if key not in public and not is_empty(part)}
     base = next((base for base in _CONTENTS if isinstance(value, base)), None)

@@ -54,17 +54,18 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
     After any of these, everything computed before is published.
     """
     run = fill_stream if is_stream(job.source) else _fill_and_seal
-    if rebuild or _head_of(job.path) is None:
+    before = _head_of(job.path)
+    if rebuild or before is None:
         job = with_first_sample(job)
     if rebuild:
-        _rebuild(job, run)
+        _rebuild(job, run, before)
     else:
         run(job)
 
 
-def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
+def _rebuild(job: Job, run: Callable[[Job], None], before: Head | None) -> None:
+    """Fill a new archive in the place of one. before: the head of the old one, as the call found it."""
     target = storage.followed(job.path)
-    before = _head_of(target)
     with temporary.replacing(target, _LOOK_SECONDS) as session:
         now = _head_of(target)
         if now is not None and now != before and _made_as(now, job):

@@ -19,7 +19,6 @@ from edcache.identity import (
     FEW_DRAWS,
     FirstSample,
     Other,
-    Recomputed,
     find_other,
     held_generators,
     learned,
@@ -39,8 +38,7 @@ def record(sample, codec="native", behind=()):
 
 
 def other_of(before, now, codec="native", is_asked=False, made=None, behind=()):
-    again = Recomputed([record(now, codec)], 0.0)
-    return find_other(record(before, codec, behind), again, made, codec, is_asked)
+    return find_other(record(before, codec, behind), [record(now, codec)], made, codec, is_asked)
 
 
 def reordered(sample):
@@ -297,20 +295,23 @@ def test_a_coin_is_no_sample_that_repeats(coin, clock):
 
     least = FEW_DRAWS if "HELD" in coin.__code__.co_names else 2  # as of a source that holds a generator
     found = [learned(again(least), "native") for _ in range(300)]
-    assert sum(first.repeats for first, _ in found) < 6
-    assert all(first.repeats is (other is None) for first, other in found)
+    assert sum(first.repeats for first, _, _ in found) < 6
+    assert all(first.repeats is (other is None) for first, _, other in found)
     # Nor is one that was not noticed taken for another one later.
     stored = record({"x": True})
-    found = [find_other(stored, again(FEW_DRAWS, stored), None, "native", True) for _ in range(300)]
-    assert sum(one is not None for one in found) < 6
+    found = [find_other(stored, again(FEW_DRAWS, stored).records, None, "native", True) for _ in range(300)]
+    assert sum(one is not None and not one.is_random for one in found) < 6
 
 
 def test_a_number_drawn_anew_each_time_is_not_another_one():
-    again = Recomputed([record({"x": x}) for x in (0.2, 0.2, 0.7)], 0.0)
-    assert find_other(record({"x": 0.4}), again, None, "native", True) is None
-    assert (
-        find_other(record({"x": 0.4}), Recomputed(again.records[:2], 0.0), None, "native", False) is not None
-    )
+    records = [record({"x": x}) for x in (0.2, 0.2, 0.7)]
+    other = find_other(record({"x": 0.4}), records, None, "native", True)
+    assert other is not None
+    assert other.is_random
+    assert str(other) == "field x is another one each time that it is computed"
+    other = find_other(record({"x": 0.4}), records[:2], None, "native", False)
+    assert other is not None
+    assert not other.is_random
 
 
 def states():
@@ -344,7 +345,7 @@ def test_a_sample_is_computed_for_seconds_alone(clock, seconds, least, stored, c
 def test_a_sample_that_repeats_is_learned(least):
     draws = [lambda: torch.manual_seed(7).seed() and {"x": 1.5}, lambda: {"x": 1.5 * (1 + 1e-4)}]
     again = recompute(draws[:least], "native", least)
-    first, other = learned(again, "native")
+    first, _, other = learned(again, "native")
     assert other is None
     assert first.repeats
     assert first.rounding.keys() == {"x"} - {"x" for _ in range(2 - least)}

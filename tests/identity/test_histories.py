@@ -28,8 +28,8 @@ import pytest
 from tests.kit.scale import SEED, scaled, thinned
 from tests.kit.systems import Killing, child_environ, ended, in_child
 
-FIRST, ASKED, DRAWS = 2, 8, 9
-"""Computations beside those of the fill: of a first sample, of samples that are compared, of one that differs."""
+FIRST, ASKED, DRAWS = 6, 8, 9
+"""Computations beside those of the fill: of first samples, of samples that are compared, of one that differs."""
 
 SPARED: set[str] = set()
 """What histories leave out: a constant that changes while records only move, or when a refill was killed; settings with

@@ -418,14 +418,13 @@ def test_a_call_that_counts_calls_is_no_other_call() -> None:
     assert (count, calls, names) == (1, [1], {"made": 1})
     now = recipe_of_call(factory, {"n": 1})
     found = compare(before.to_json(), now)
-    assert found == ([], [], ["argument names", "argument calls"], []) or found == (
-        [],
-        [],
-        ["argument calls", "argument names"],
-        [],
-    )
+    assert found.kind == "unknown"
+    assert {name: ask.kind for name, ask in found.asks.items()} == {
+        "argument names": "inside",
+        "argument calls": "inside",
+    }
     state = before.changed(now)
-    assert compare(before.to_json(state), now) == ([], [], [], [])
+    assert compare(before.to_json(state), now).kind == "same"
 
 
 # -------------------------------------------------------------------------------------- differences
@@ -436,25 +435,32 @@ def of(**arguments: Any) -> Recipe:
 
 
 def test_the_same_call_has_no_differences() -> None:
-    assert compare(of(a=1).to_json(), of(a=1)) == ([], [], [], [])
+    assert compare(of(a=1).to_json(), of(a=1)).kind == "same"
 
 
 def test_differences_show_each_argument_with_both_values() -> None:
-    assert compare(of(a=1, b="x", c=None).to_json(), of(a=2, b="x", d=0)).settings == [
-        "argument a: 1 in the archive, 2 now",
-        "argument c: None in the archive, absent now",
-        "argument d: absent in the archive, 0 now",
-    ]
+    found = compare(of(a=1, b="x", c=None).to_json(), of(a=2, b="x", d=0))
+    assert found.kind == "other"
+    assert found.refused == ("argument a: 1 in the archive, 2 now",)
+    assert {name: ask.line for name, ask in found.asks.items()} == {
+        "argument c": "argument c: None in the archive, absent now",
+        "argument d": "argument d: absent in the archive, 0 now",
+    }
 
 
 def test_code_is_no_difference_and_a_change_of_what_is_named_now() -> None:
     before, now = (Recipe({"type": "S"}, code=code) for code in ({"f": "1", "g": "2"}, {"f": "3", "h": "4"}))
-    assert compare(before.to_json(), now) == ([], [], [], ["f", "h"])
-    assert compare({"settings": {"type": "S"}}, now) == ([], [], [], [])
+    found = compare(before.to_json(), now)
+    assert {name: ask.kind for name, ask in found.asks.items()} == {"f": "code", "h": "code"}
+    assert found.changes == "the code of f, h changed"
+    assert compare({"settings": {"type": "S"}}, now).kind == "same"
 
 
 def test_an_archive_without_a_recipe_is_a_difference() -> None:
-    assert compare(None, of()).settings == ["the archive says nothing about where its samples come from"]
+    refused = compare(None, of()).refused
+    assert refused == ("the archive says nothing about where its samples come from",)
+    found = compare(None, Recipe({"type": "S"}))  # of a source, whose samples were added by hand
+    assert (found.kind, found.is_told) == ("same", False)
 
 
 def test_a_source_is_its_class_and_its_attributes() -> None:
@@ -463,8 +469,10 @@ def test_a_source_is_its_class_and_its_attributes() -> None:
 
 def test_an_int_that_is_the_length_asks() -> None:
     before, now = (Recipe({"type": "S", "attribute n": count}, count=count) for count in (3, 5))
-    assert compare(before.to_json(), now).asks == ["attribute n"]
-    assert compare(before.to_json(), Recipe({"type": "S", "attribute n": 4}, count=5)).settings
+    assert {name: ask.kind for name, ask in compare(before.to_json(), now).asks.items()} == {
+        "attribute n": "place"
+    }
+    assert compare(before.to_json(), Recipe({"type": "S", "attribute n": 4}, count=5)).refused
 
 
 @pytest.mark.parametrize("given", ["v1", 3, ["v1"]])

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -80,6 +81,14 @@ def first_sample(path):
         return archive.open().origin.fingerprint["first_sample"]
 
 
+def is_filled(samples):
+    """True for the samples that a fill computes: each once, and before the first and two others twice, to compare."""
+    counted = Counter(samples)
+    return (
+        counted.keys() == {*range(COUNT)} and counted[0] == 3 and sorted(counted.values())[-4:] == [1, 3, 3, 3]
+    )
+
+
 # --- an archive that is opened with its source ---
 
 PLACES = {
@@ -104,7 +113,7 @@ def memory():
 def test_one_sample_is_compared_in_this_process(tmp_path, log, memory, monkeypatch, options, path):
     monkeypatch.chdir(tmp_path)
     kept = CachedDataset(Source(log), path, **{**options, "lazy": False})
-    assert taken(log) == sorted([*range(COUNT), 0, 0])
+    assert is_filled(taken(log))
     assert len(CachedDataset(Source(log), path, **options)) == COUNT
     assert processes(log) == {os.getpid()}
     assert len(taken(log)) == 1
@@ -265,7 +274,7 @@ def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
     assert len(taken(log)) == count
 
 
-@pytest.mark.parametrize(("seconds", "computed", "checked"), [(0.01, 2, 1), (1.5, 2, 1), (3, 1, 0)])
+@pytest.mark.parametrize(("seconds", "computed", "checked"), [(0.01, 6, 1), (0.45, 4, 1), (1.5, 2, 1), (3, 1, 0)])
 def test_seconds_of_a_sample_are_measured(path, log, clock, seconds, computed, checked):
     def make(i):
         clock.sleep(seconds)
@@ -378,7 +387,7 @@ def test_a_source_that_raises_is_told_in_a_line(path, log, capfd, error, progres
 def test_a_record_that_is_another_one_is_compared_once(path, log, monkeypatch):
     """To compare a large one takes longer than to compute it."""
     CachedDataset(Source(log), path)
-    spot, calls = import_module("edcache.identity.spot"), []
+    spot, calls = import_module("edcache.identity.samples"), []
     worst = spot._worst
     monkeypatch.setattr(spot, "_worst", lambda *args: (calls.append(args), worst(*args))[1])
     taken(log)
@@ -413,7 +422,7 @@ def test_a_fill_computes_its_first_sample_again_where_it_computes(path, log, way
         options = {"here": {}, "workers": {"num_workers": 2}, "threads": {"executor": pool}}[way]
         CachedDataset(Source(log), path, **options)
     assert (os.getpid() in processes(log)) == (way != "workers")
-    assert taken(log) == sorted([*range(COUNT), 0, 0])
+    assert is_filled(taken(log))
     known = first_sample(path)
     assert (known["repeats"], known["rounding"]) == (True, {})
     CachedDataset(
@@ -604,9 +613,25 @@ def test_samples_that_do_not_repeat_though_the_first_one_does_are_not_stale(path
     def some(i):
         return make(i) if i else {"x": True}
 
-    CachedDataset(Source(log, some), path)
-    for _ in range(50):
+    with pytest.warns(RuntimeWarning, match=r"a.zip: field x of sample [1-7] is another one each time"):
         CachedDataset(Source(log, some), path)
+    assert first_sample(path)["repeats"] is False
+    taken(log)
+    CachedDataset(Source(log, some), path)
+    assert taken(log) == []
+
+
+@pytest.mark.parametrize("make", COINS.values(), ids=COINS)
+def test_a_check_that_meets_a_sample_which_does_not_repeat_says_so(path, log, make, monkeypatch):
+    def some(i):
+        return make(i) if i == 5 else {"x": True}
+
+    monkeypatch.setattr("edcache.writer.recheck._some_beside", lambda *arguments: (1, 2))
+    CachedDataset(Source(log, some), path)
+    with pytest.warns(RuntimeWarning, match=r"a.zip: field x of sample 5 is another one each time") as caught:
+        for _ in range(80):  # half of the draws are equal
+            CachedDataset(Source(log, some), path)
+    assert {str(one.message).count("sample 5") for one in caught} == {1}
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -634,9 +659,9 @@ def test_rounding_of_a_model_is_learned(path, log):
     rows = [{"x": torch.full((3,), float(i))} for i in range(1, 9)]
     edcache.map(model, rows, path, batch_size=4, progress=False)
     sizes = taken(log)
-    assert {*sizes} == {1, 4}
-    assert sizes.count(1) == 1
-    assert sizes.count(4) == 1 + 2
+    assert {*sizes} <= {1, 2, 3, 4}  # a batch from one of the last samples on is shorter
+    assert sizes.count(4) >= 1 + 2
+    assert sizes.count(1) in (3, 4)
     assert first_sample(path)["rounding"] == {"z": pytest.approx(3e-4, rel=0.1)}
     edcache.map(model, rows, path, batch_size=4, progress=False, spot_check=8)
     assert taken(log) == [1] * 8

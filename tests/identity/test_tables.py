@@ -136,8 +136,8 @@ def slow(monkeypatch):
     learned = identity.learned
 
     def of_slow(again, codec):
-        first, other = learned(again, codec)
-        return replace(first, seconds=60.0), other
+        first, position, other = learned(again, codec)
+        return replace(first, seconds=60.0), position, other
 
     monkeypatch.setattr(identity, "learned", of_slow)
 

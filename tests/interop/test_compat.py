@@ -104,8 +104,8 @@ XLA_SCRIPT = """
 # It counts what fills compute, and an old script cannot say spot_check=False.
 UNCHECKED = """
 import runpy
-import edcache.writer.spot
-edcache.writer.spot._as_a_fill_does = lambda *arguments: None
+import edcache.writer.recheck
+edcache.writer.recheck._as_a_fill_does = lambda *arguments: None
 runpy.run_path("script.py", run_name="__main__")
 """
 
