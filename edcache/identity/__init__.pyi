@@ -1,11 +1,4 @@
 from .code import reached_from as reached_from
-from .compare import CALL_SECONDS as CALL_SECONDS
-from .compare import RULES as RULES
-from .compare import SAME as SAME
-from .compare import Samples as Samples
-from .compare import Verdict as Verdict
-from .compare import are_alike as are_alike
-from .compare import compare as compare
 from .keys import KEYED_COLUMNS as KEYED_COLUMNS
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
@@ -33,3 +26,10 @@ from .samples import recompute as recompute
 from .settings import Settings as Settings
 from .settings import digest_of as digest_of
 from .settings import qualified_name as qualified_name
+from .verdict import CALL_SECONDS as CALL_SECONDS
+from .verdict import RULES as RULES
+from .verdict import SAME as SAME
+from .verdict import Samples as Samples
+from .verdict import Verdict as Verdict
+from .verdict import are_alike as are_alike
+from .verdict import compare as compare

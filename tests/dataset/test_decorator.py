@@ -371,9 +371,7 @@ def test_a_field_that_makes_no_samples_is_named_and_can_be_left_out(tmp_path: Pa
         assert len(ignoring(kind(**{**first, **change}))) == 5
         with pytest.raises(StaleCacheError, match="argument cfg.*size"):
             ignoring(kind(**{**first, **change, "size": 6}))
-        with pytest.raises(
-            OptionError, match='ignore= names "cfg.lrr", and no argument of .*data has it; '
-        ):
+        with pytest.raises(OptionError, match='ignore= names "cfg.lrr", and no argument of .*data has it; '):
             cachable(path, ignore=["cfg.lrr"])(data)(kind(**first))
 
 

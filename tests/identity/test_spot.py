@@ -85,7 +85,9 @@ def is_filled(samples):
     """True for the samples that a fill computes: each once, and before the first and two others twice, to compare."""
     counted = Counter(samples)
     return (
-        counted.keys() == {*range(COUNT)} and counted[0] == 3 and sorted(counted.values())[-4:] == [1, 3, 3, 3]
+        counted.keys() == {*range(COUNT)}
+        and counted[0] == 3
+        and sorted(counted.values())[-4:] == [1, 3, 3, 3]
     )
 
 
@@ -274,7 +276,9 @@ def test_a_slow_sample_is_compared_if_asked_and_one_that_does_not_repeat_never(
     assert len(taken(log)) == count
 
 
-@pytest.mark.parametrize(("seconds", "computed", "checked"), [(0.01, 6, 1), (0.45, 4, 1), (1.5, 2, 1), (3, 1, 0)])
+@pytest.mark.parametrize(
+    ("seconds", "computed", "checked"), [(0.01, 6, 1), (0.45, 4, 1), (1.5, 2, 1), (3, 1, 0)]
+)
 def test_seconds_of_a_sample_are_measured(path, log, clock, seconds, computed, checked):
     def make(i):
         clock.sleep(seconds)
