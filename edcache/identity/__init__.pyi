@@ -28,7 +28,6 @@ from .settings import digest_of as digest_of
 from .settings import qualified_name as qualified_name
 from .verdict import CALL_SECONDS as CALL_SECONDS
 from .verdict import RULES as RULES
-from .verdict import SAME as SAME
 from .verdict import Samples as Samples
 from .verdict import Verdict as Verdict
 from .verdict import are_alike as are_alike

@@ -150,22 +150,14 @@ class Verdict:
     def message(self, path: str, remedy: str, more: Sequence[str] = ()) -> str:
         """Write what refuses, line by line, and the remedy. more: lines about other things that differ."""
         lines = "".join(f"\n  {line}" for line in (*self.refused, *more))
-        ignored = [line.partition(":")[0] for line in self.refused if _is_field(line.partition(":")[0])]
-        if ignored:
-            remedy += _way_out(ignored)
+        remedy += "".join(_ways_out(self.refused))
         return f"{path}: made by another {'call' if self.is_call else 'source'}:{lines}\n{remedy}"
 
     def check(self, path: str, remedy: str = "", option: str = "keep_existing") -> Verdict:
         """Return it, unless parts refuse. Raises: StaleCacheError, which lists them. remedy: by default of a fill."""
         if not self.refused:
             return self
-        if not remedy:
-            remedy = "use another path, or pass keep_existing=False to build it anew"
-            if any(line.startswith("attribute ") for line in self.refused):
-                remedy += (
-                    "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
-                    "what does, or compare nothing with fingerprint=False"
-                )
+        remedy = remedy or "use another path, or pass keep_existing=False to build it anew"
         raise StaleCacheError(self.message(path, remedy), path=path, option=option)
 
     def settle(self, path: str) -> None:
@@ -186,8 +178,7 @@ class Verdict:
         base.warn(f"{message}, build it anew or use another path", once=(path, self.changes))
 
 
-SAME: Final = Verdict()
-"""Verdict where nothing is compared."""
+_SAME: Final = Verdict()
 
 
 class Samples(ABC):
@@ -235,7 +226,7 @@ def compare(found: Mapping[str, Any] | None, now: Recipe | None, samples: Sample
         found: fingerprint of the archive. now: None compares no recipes.
         samples: to compute again, if no part refuses; without them what asks stays unknown.
     """
-    verdict = SAME if now is None else _compared_parts(found, now)
+    verdict = _SAME if now is None else _compared_parts(found, now)
     if samples is None or verdict.refused:
         return verdict
     return _asked(verdict, samples, is_known=now is not None)
@@ -384,14 +375,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= LONG else text[:80] + "..."
 
 
-def _is_field(name: str) -> bool:
-    """True for the name of a field of an argument, such as "argument cfg.lr"."""
-    return name.startswith("argument ") and any(mark in name for mark in ".[")
-
-
-def _way_out(names: Sequence[str]) -> str:
-    fields = ", ".join(f'"{dotted(name.removeprefix("argument "))}"' for name in names)
-    return f"; if these fields make no samples, leave them out: @cachable(ignore=[{fields}])"
+def _ways_out(lines: Sequence[str]) -> Iterator[str]:
+    """Yield how to leave out what makes no samples: arguments, and attributes of a source."""
+    names = [line.partition(":")[0].partition(" ") for line in lines]
+    for part, how in (
+        ("argument", "@cachable(ignore=[{}])"),
+        ("attribute", "__edcache_ignore__ = [{}] in the class of the source"),
+    ):
+        if fields := ", ".join(f'"{dotted(name)}"' for kind, _, name in names if kind == part):
+            yield f"; if {part}s make no samples, leave them out: {how.format(fields)}"
 
 
 # --- samples ---
