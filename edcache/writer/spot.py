@@ -63,9 +63,14 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
     first, other = identity.learned(again, job.head.codec)
     if other is not None:
         name = f"field {other.field} of sample {index}" if other.field else f"sample {index}"
+        names = ", ".join(again.state)
+        changed = (
+            f" Computing it changes {names}: if samples are made of that, change a copy." if names else ""
+        )
         base.warn(
-            f"{where}: {name} is another one each time that it is computed. Random augmentation would be the same in "
-            "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
+            f"{where}: {name} is another one each time that it is computed.{changed} Random augmentation would be "
+            "the same in every epoch: put it behind the cache with with_transform(), or keep several with "
+            "edcache.variants()"
         )
     job = with_state(job, again.state)
     first = replace(first, call_seconds=0.0 if job.recipe is None else job.recipe.seconds)

@@ -767,3 +767,23 @@ def test_a_first_fill_of_keys_that_repeat_is_compared_before_it_goes_on(tmp_path
     with pytest.raises(StaleCacheError, match=STALE):
         CachedDataset(Repeated(log, functools.partial(made, y=1)), path, progress=False)
     assert len(CachedDataset(Repeated(log, made), path, progress=False)) == COUNT
+
+
+class Doubling:
+    """Source that changes what it keeps."""
+
+    def __init__(self):
+        self.data = np.ones((5, 3))
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        self.data[index] *= 2
+        return {"x": self.data[index]}
+
+
+def test_a_source_that_changes_what_it_keeps_is_told_which_attribute(tmp_path):
+    text = r"is computed\. Computing it changes attribute data: if samples are made of that, change a copy\. Random"
+    with pytest.warns(RuntimeWarning, match=text):
+        CachedDataset(Doubling(), tmp_path / "a.zip", progress=False)
