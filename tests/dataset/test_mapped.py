@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter, OrderedDict, UserDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -1317,6 +1318,41 @@ def test_a_model_in_training_mode_is_refused_wherever_it_is_held(tmp_path, monke
         edcache.map(ways[way], torch.ones(3, 4), tmp_path / "m.zip", batch_size=2, progress=False)
     ds = edcache.map(lambda x: {"y": loss(x, x)}, torch.ones(3, 4), tmp_path / "l.zip", progress=False)
     assert len(ds) == 3
+
+
+def quantized(way, dropout=0.0):
+    """A network with modules that are in training mode since they were converted, and one with parameters."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    if way == "a recurrent one":
+        net = torch.nn.Sequential(
+            torch.nn.LSTM(4, 4, 2, dropout=dropout), torch.nn.ParameterList([torch.ones(4)])
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has it in another package, too
+        if way == "exported":
+            any_batch = ({0: torch.export.Dim("batch")},)
+            return torch.export.export(net.eval(), (torch.ones(2, 4),), dynamic_shapes=any_batch).module()
+        made = torch.ao.quantization.quantize_dynamic(net.eval())
+    if way == "a recurrent one":
+        made[0].train()
+        return lambda batch: made[0](batch[None])[0][0] * made[1][0]
+    return made
+
+
+@pytest.mark.parametrize("way", ["quantized", "exported", "a recurrent one"])
+def test_a_module_without_modes_is_not_asked_for_one(tmp_path, way):
+    fn, rows = quantized(way), torch.ones(4, 4)
+    ds = edcache.map(fn, rows, tmp_path / "m.zip", batch_size=2, progress=False)
+    assert torch.allclose(torch.stack(list(ds)), fn(rows), atol=1e-5)
+
+
+def test_a_quantized_network_with_modules_in_training_mode_is_refused(tmp_path):
+    dropping, recurrent = quantized("quantized").append(torch.nn.Dropout()), quantized("a recurrent one", 0.5)
+    for fn in (dropping, recurrent):
+        with pytest.raises(
+            OptionError, match=r"by a Sequential in training mode; call \.eval\(\) on it first"
+        ):
+            edcache.map(fn, torch.ones(4, 4), tmp_path / "m.zip", batch_size=2, progress=False)
 
 
 def test_a_function_that_counts_its_calls_is_the_same(tmp_path):
