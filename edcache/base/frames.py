@@ -83,7 +83,8 @@ def _cutting(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **keywords)
         except EdcacheError as error:
-            del args, keywords  # a traceback with locals would show credentials
+            # A traceback with locals would show credentials, and a notebook fails to show arguments that are deleted.
+            args, keywords = (), {}
             raise cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     return public

@@ -401,3 +401,17 @@ def test_a_folder_that_is_named_like_a_url_is_written_with_its_dot(
     monkeypatch.chdir(tmp_path)
     CachedDataset(Squares(), "./s3:/a.zip")
     assert os.path.isfile(tmp_path / "s3:" / "a.zip")
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_the_arguments_of_each_frame_can_be_shown_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    monkeypatch.setenv("EDCACHE_DEBUG", debug)
+    with pytest.raises(edcache.EdcacheError) as raised:
+        CachedDataset.from_cache(tmp_path / "a.zip", storage_options={"token": "secret"})
+    for frame, _ in traceback.walk_tb(raised.value.__traceback__):
+        names, rest, keywords, held = inspect.getargvalues(frame)  # as a notebook does
+        assert {*names, *filter(None, (rest, keywords))} <= {*held}
+        if debug == "0" and frame.f_code.co_filename != __file__:
+            assert "secret" not in str(held)
