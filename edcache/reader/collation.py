@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import OptionError, Transform
+from edcache.base import OptionError, Transform, cut_traceback
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
 from edcache.reader.group import Group
 from edcache.reader.memory import Memory, for_this_process, parcel
@@ -200,6 +200,7 @@ def _parts(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
     return parts if is_known else [part.view(dtype) for part in parts]
 
 
+@cut_traceback
 def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
     return batch[0].collated()
 

@@ -415,3 +415,54 @@ def test_the_arguments_of_each_frame_can_be_shown_without_credentials(
         assert {*names, *filter(None, (rest, keywords))} <= {*held}
         if debug == "0" and frame.f_code.co_filename != __file__:
             assert "secret" not in str(held)
+
+
+def no_y(sample: Any, *_: object) -> Any:
+    return sample["y"]
+
+
+@edcache.cachable("unmade.zip")
+def factory() -> Any:
+    return no_y({})
+
+
+def near(at: Path, **options: Any) -> CachedDataset:
+    return CachedDataset([{"x": torch.ones(2)}] * 8, at / "n.zip", progress=False, **options)
+
+
+OF_USER: dict[str, Callable[[Path], object]] = {
+    "a sample": lambda at: near(at).with_transform(no_y)[3],
+    "the last sample": lambda at: near(at).with_transform(no_y)[-1],
+    "a seeded transform": lambda at: near(at).with_transform(no_y, seed=1)[0],
+    "an iteration": lambda at: next(iter(near(at).with_transform(no_y))),
+    "a batch": lambda at: near(at).with_transform(no_y).batch([0, 1]),
+    "a transform as an option": lambda at: near(at, transform=no_y).batch([0, 1]),
+    "a batch_transform": lambda at: near(at, batch_transform=no_y).batch([0, 1]),
+    "a DataLoader": lambda at: next(iter(DataLoader(near(at).with_transform(no_y), 4))),
+    "a DataLoader without batches": lambda at: next(iter(DataLoader(near(at).with_transform(no_y), None))),
+    "a DataLoader with a collate_fn": lambda at: next(
+        iter(DataLoader(near(at).with_transform(no_y), 4, collate_fn=list))
+    ),
+    "a DataLoader with a collate_fn of ours": lambda at: next(
+        iter(DataLoader(near(at).with_transform(no_y), 4, collate_fn=edcache.collate()))
+    ),
+    "a loader": lambda at: next(iter(near(at).with_transform(no_y).loader(4))),
+    "a factory": lambda at: factory(),
+}
+
+
+@pytest.mark.parametrize("call", OF_USER.values(), ids=OF_USER)
+def test_an_error_of_the_user_shows_the_users_frames(
+    call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyError, match="y") as raised:
+        call(tmp_path)
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "no_y"
+    assert sum(files_of(raised.value)) <= 2
+
+
+def test_an_error_of_a_library_keeps_the_frames_of_who_called_it(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError) as raised:
+        near(tmp_path).with_transform(torch.nn.functional.normalize)[0]
+    assert sum(files_of(raised.value)) > 3
