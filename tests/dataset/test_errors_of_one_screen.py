@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import datetime
 import inspect
 import os
 import traceback
@@ -332,7 +334,9 @@ def test_the_frames_of_a_where_function_that_raises_stay(tmp_path: Path) -> None
     "reads", [lambda ds: next(iter(DataLoader(ds, 4))), lambda ds: next(iter(ds.loader(4)))]
 )
 def test_fields_that_vary_in_shape_name_the_collation(reads: Callable[[Any], object], tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"equal size.*edcache\.collate\(pad="):
+    with pytest.raises(
+        RuntimeError, match=r"equal size.*; field 'x' varies.*edcache\.collate\(pad=\{'x': 0\}"
+    ):
         reads(cached(tmp_path))
 
 
@@ -466,3 +470,54 @@ def test_an_error_of_a_library_keeps_the_frames_of_who_called_it(tmp_path: Path)
     with pytest.raises(AttributeError) as raised:
         near(tmp_path).with_transform(torch.nn.functional.normalize)[0]
     assert sum(files_of(raised.value)) > 3
+
+
+UNCOLLATED: dict[str, tuple[list[Any], str]] = {
+    "none in some": (
+        [{"x": 1, "mask": None if i % 2 else torch.ones(2)} for i in range(4)],
+        r"field 'mask' is None in 2 of 4; take as_list=\['mask'\] of edcache.collate, or leave it out",
+    ),
+    "none in all": ([{"x": 1, "mask": None}] * 4, "field 'mask' is None in 4 of 4"),
+    "none beside numbers": ([{"x": None if i else 1} for i in range(4)], "field 'x' is None in 3 of 4"),
+    "none inside": ([{"a": [1, {"b": None}]}] * 4, r"'a.1.b' is None in 4 of 4; take as_list=\['a.1.b'\]"),
+    "none in a tuple": ([(1, None)] * 4, r"field 1 is None in 4 of 4; take as_list=\[1\]"),
+    "samples that are none": (
+        [{"x": 1}, None] * 2,
+        "a sample is None in 2 of 4; take a collate_fn of your own",
+    ),
+    "lists of two lengths": ([{"x": [1] * i} for i in range(4)], "field 'x' varies in shape: pad it by"),
+    "samples of two lengths": ([[1] * (i + 1) for i in range(4)], "a sample varies in shape: a collate_fn"),
+    "of a class": (
+        [{"x": 1, "when": datetime.date(2020, 1, 1)}] * 4,
+        "field 'when' is of date; take as_list",
+    ),
+    "of two kinds": (
+        [{"x": "a" if i else 1.5} for i in range(4)],
+        "field 'x' is of float, str; take as_list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("samples", "text"), UNCOLLATED.values(), ids=UNCOLLATED)
+def test_a_field_that_is_not_collated_is_named(samples: list[Any], text: str, tmp_path: Path) -> None:
+    ds = CachedDataset(samples, tmp_path / "a.zip", progress=False)
+    for read in (
+        lambda: next(iter(DataLoader(ds, 4))),
+        lambda: ds.batch(range(4)),
+        lambda: next(iter(ds.loader(4))),
+        lambda: next(iter(DataLoader(ds, 4, collate_fn=edcache.collate()))),
+    ):
+        with pytest.raises((TypeError, RuntimeError), match=text):
+            read()
+
+
+@pytest.mark.parametrize(
+    "name", ["none in some", "none in all", "none inside", "none in a tuple", "of a class"]
+)
+def test_the_remedy_of_a_field_that_is_not_collated_works(name: str, tmp_path: Path) -> None:
+    ds = CachedDataset(UNCOLLATED[name][0], tmp_path / "a.zip", progress=False)
+    with pytest.raises(TypeError) as raised:
+        ds.batch(range(4))
+    field = str(raised.value).partition("as_list=[")[2].partition("]")[0]
+    collate_fn = edcache.collate(as_list=[ast.literal_eval(field)])
+    assert len(next(iter(DataLoader(ds, 4, collate_fn=collate_fn)))) == len(ds[0])
