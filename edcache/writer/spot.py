@@ -20,6 +20,7 @@ from torch.utils.data import get_worker_info
 
 from edcache import base, identity
 from edcache.base import OptionError, ReadOptions, SourceError, StaleCacheError
+from edcache.codec import Encoder
 from edcache.format import Head
 from edcache.identity import FirstSample, Other, Recomputed
 from edcache.labels import LabelSpec
@@ -46,7 +47,7 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
     """Compute the first sample of a new archive twice, and return the job with a head that describes the sample.
 
     index: the first one to try. A sample that fails is passed over, unless on_error="raise".
-    Warns if the two results differ.
+    Warns if the two results differ, or are None: a function that forgets its `return` would fill an archive.
     """
     where, again = job.path, None
     if job.head.fingerprint is None:
@@ -72,10 +73,19 @@ def with_first_sample(job: Job, index: int = 0) -> Job:
             "the same in every epoch: put it behind the cache with with_transform(), or keep several with "
             "edcache.variants()"
         )
+    if again.records[0] == _record_of_none(job.head.codec):
+        raiser = getattr(job.source, "__edcache_raiser__", "the source")
+        base.warn(f"{where}: {raiser} returned None for sample {index}; let it end with `return sample`")
     job = with_state(job, again.state)
     first = replace(first, call_seconds=0.0 if job.recipe is None else job.recipe.seconds)
     fingerprint = {**(job.head.fingerprint or {}), identity.ENTRY: first.to_json()}
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
+
+
+def _record_of_none(codec: str) -> _Record:
+    encoder = Encoder(codec)
+    encoded = encoder.encode(None)
+    return encoder.schemas[encoded.schema], bytes(encoded.record())
 
 
 def with_state(job: Job, state: Sequence[str] = ()) -> Job:
