@@ -62,8 +62,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     Args:
         fn: a function of a sample; with `batch_size` of a batch, as `default_collate` makes it. It returns a dict or a
             tuple of tensors or lists, with one item for each sample; one tensor [n, ...]; or a list of n samples. An
-            nn.Module must be in evaluation mode. Gradients are off. If it changes the first sample in place, it gets
-            copies, and `source` stays as it is; samples of classes of others, such as pictures, are not copied.
+            nn.Module must be in evaluation mode. Gradients are off. A dict, list, tensor or array may be changed.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses its batch, and the results of the
             last 0.02 seconds. Samples of several shapes are a batch for each. If there is no memory for a batch, its
@@ -394,7 +393,7 @@ def _is_leaf(value: Any, depth: int) -> bool:
 
 
 def _copy_of_leaf(leaf: Any) -> Any:
-    if type(leaf) is torch.Tensor:  # a deepcopy has all of the storage, of which this may be a row
+    if type(leaf) is torch.Tensor:  # a deepcopy has all of the storage, and this may be a row
         return leaf.clone()
     if isinstance(leaf, np.ndarray):  # one that cannot be changed may be a large file that is mapped
         return leaf.copy(order="K") if leaf.flags.writeable else leaf
