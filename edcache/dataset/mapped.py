@@ -179,7 +179,7 @@ class Mapped(Dataset[Any]):
 
     __edcache_ignore__ = ("sample_keys", "sample_versions")  # which are compared sample by sample
     __edcache_raiser__ = "the function of map, or its source,"
-    _changes_samples: bool | None = None  # None until a sample tells
+    _needs_copies: bool | None = None  # None until a sample tells
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
@@ -204,27 +204,34 @@ class Mapped(Dataset[Any]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self.source[self._positions([index])[0]]
+        position = self._positions([index])[0]
+        sample = self.source[position]
         # Copies, as `fn` may change the sample.
         kept = {name: deepcopy(taken(_field(sample, name))) for name in self._fields}
         kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
-            made = self._made_of(sample)
+            made = self._made_of(sample, position)
         return self._with_kept(made, kept)
 
-    def _made_of(self, sample: Any) -> Any:
-        """Call `fn`. If it changes the first sample, it gets copies: a source may keep its samples, as a list does.
+    def _made_of(self, sample: Any, position: int) -> Any:
+        """Call `fn`; with a copy, if it changes its samples, and the source keeps them, as a list does.
 
-        A sample is computed more than once, and would be changed each time.
+        A sample is computed more than once, and would be changed each time. The first one tells.
         """
-        if self._changes_samples is False:
+        if self._needs_copies is False:
             return self.fn(sample)
         copied = _copy(sample)
         made = self.fn(copied)
-        if self._changes_samples is None:
+        if self._needs_copies is None:
             before, after = (identity.Settings().content(one) for one in (sample, copied))
-            self._changes_samples = before != after
+            self._needs_copies = before != after and self._keeps(sample, position)
         return made
+
+    def _keeps(self, sample: Any, position: int) -> bool:
+        """Read a sample again; True if both have an object or memory in common that a function could change."""
+        with suppress(Exception):  # of the source; or a tensor has no memory of its own
+            return not _changeable(sample).isdisjoint(_changeable(self.source[position]))
+        return True
 
     def _versions_from(self, is_named: bool) -> Callable[[], Sequence[Any]] | None:
         """Return the function that tells versions of all samples; None if none is to tell more than attributes do.
@@ -386,6 +393,24 @@ def _copy(sample: Any) -> Any:
         return deepcopy(sample, {id(leaf): _copy_of_leaf(leaf) for leaf in leaves})
     except Exception:  # noqa: BLE001 - of a class of the user, or there is no room for two
         return sample
+
+
+def _changeable(sample: Any) -> set[int]:
+    """Return the id() of each container and object in a sample, and the address of each tensor and array."""
+    found = set[int]()
+
+    def visit(value: Any, depth: int) -> bool:
+        if isinstance(value, torch.Tensor):
+            found.add(value.data_ptr())
+        elif isinstance(value, np.ndarray):
+            found.add(value.ctypes.data)
+        elif not isinstance(value, tuple | str | bytes | int | float | None):
+            found.add(id(value))
+        return _is_leaf(value, depth)
+
+    for _ in walk_leaves(sample, visit):
+        pass
+    return found
 
 
 def _is_leaf(value: Any, depth: int) -> bool:
