@@ -1,8 +1,9 @@
 """Show where it went wrong: a warning points at the user's line, and the traceback of an error fits one screen.
 
 The frames between a public call and an error of ours say nothing that its text does not. If the public call runs code
-of the user, such as a source, the frames from that code on stay, of our error and of the user's, its `__cause__`. So do
-all frames of an error that is not ours and has none of ours above it: it may be a bug.
+of the user, such as a source or a transform, the frames from that code on stay, of our error and of the user's, which
+is its `__cause__`, or goes on as it is. All frames stay of an error that is not ours and that no code of the user
+raises: it may be a bug.
 An error of ours below another one, which repeats its text with a place in front, is no cause that a user looks for:
 the chain goes on at what raised it.
 
@@ -19,6 +20,7 @@ import re
 import sys
 import sysconfig
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from types import FrameType, FunctionType, TracebackType
@@ -27,6 +29,7 @@ from typing import Any, Final, TypeVar
 from edcache.base.errors import EdcacheError
 
 Door = TypeVar("Door", bound=Callable[..., Any])
+Raised = TypeVar("Raised", bound=Exception)
 
 # Frames of torch.utils.data, which calls a dataset, and of the standard library, through which we call ourselves.
 _PASSED: Final = re.compile(
@@ -82,20 +85,24 @@ def _cutting(function: Callable[..., Any]) -> Callable[..., Any]:
     def public(*args: Any, **keywords: Any) -> Any:
         try:
             return function(*args, **keywords)
-        except EdcacheError as error:
-            del args, keywords  # a traceback with locals would show credentials
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            # A traceback with locals would show credentials, and a notebook fails to show arguments that are deleted.
+            args, keywords = (), {}
             raise cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     return public
 
 
-def cut_frames(error: EdcacheError) -> EdcacheError:
+def cut_frames(error: Raised) -> Raised:
     """Take from an error the frames between the user's call and the user's code that it runs.
 
     EDCACHE_DEBUG=1 keeps all frames.
     """
     if is_debugging():
         return error
+    if not isinstance(error, EdcacheError):
+        frames = error.__traceback__
+        return error.with_traceback(_of_user(frames) if _has_code_of_user(frames) else frames)
     below = first = _below(error)
     while isinstance(below, EdcacheError) and _of_user(below.__traceback__) is None:
         below = _below(below)
@@ -116,6 +123,12 @@ def _of_user(frames: TracebackType | None) -> TracebackType | None:
     while frames is not None and _is_passed(frames.tb_frame):
         frames = frames.tb_next
     return frames
+
+
+def _has_code_of_user(frames: TracebackType | None) -> bool:
+    """True if a frame is neither of the package nor of a library, which the package may have called wrongly."""
+    walked = (frame for frame, _ in traceback.walk_tb(frames))
+    return any(not _is_passed(frame) and "-packages" not in frame.f_code.co_filename for frame in walked)
 
 
 def _find_users_frame(frame: FrameType | None) -> FrameType | None:

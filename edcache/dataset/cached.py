@@ -190,7 +190,7 @@ class CachedDataset(Samples[T_co]):
         names = expand_paths(path)
         is_one = names is None
         stores = [store_at(one, given) for one in names or [path]]  # type: ignore[list-item]
-        del path, names, given  # a traceback with locals would show credentials
+        path, names, given = "", None, None  # a traceback with locals would show credentials
         OpenOptions.of(None, keywords, "from_cache")
         if is_one:
             return cls(None, stores[0], **keywords)

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
@@ -217,9 +218,12 @@ class CachedFactory(Generic[P, T_co]):
         return dict(bound.arguments)
 
     def _locate(self, arguments: Mapping[str, Any], call: Recipe) -> str:
-        slugs = {name: _slug(value) for name, value in arguments.items()}
         if self._path is None:
-            return _default_path(self.uncached, call, slugs)
+            return _default_path(self.uncached, call, arguments)
+        # No other one: to write a value may take long, or raise.
+        path = self._path.replace("{{", "")
+        named = [name for name in arguments if re.search(rf"\{{{name}\b", path)]
+        slugs = {name: _slug(arguments[name]) for name in named}
         try:
             return self._path.format(**slugs)
         except (KeyError, IndexError) as error:
@@ -304,7 +308,7 @@ def cachable(
     return decorate
 
 
-def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
+def _default_path(factory: Any, call: Recipe, arguments: Mapping[str, Any]) -> str:
     # With the module: functions of one name in two projects have a file each.
     full_name = identity.qualified_name(factory)
     given = {name: value for name, value in call.settings.items() if name.startswith("argument ")}
@@ -312,16 +316,30 @@ def _default_path(factory: Any, call: Recipe, slugs: Mapping[str, str]) -> str:
     asked = {name: text for name, text in call.asks.items() if name.startswith("argument ")}
     text = json.dumps([full_name, given, asked])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
-    shown_call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
-    name = _slug(full_name.replace(":", "."))
-    return os.path.join(cache_folder(), f"{'-'.join(filter(None, (name, shown_call, digest)))}.zip")
+    slugs = list[str]()
+    for name, value in arguments.items():
+        with suppress(OptionError):  # the digest has the value
+            slugs.append(f"{name}={_slug(value)}")
+    parts = _slug(full_name.replace(":", ".")), ",".join(slugs)[:80], digest
+    return os.path.join(cache_folder(), f"{'-'.join(filter(None, parts))}.zip")
 
 
 def _slug(value: object) -> str:
-    """Write a value for a file name: without separators and characters that a shell or a disk dislikes."""
+    """Write a value for a file name: without separators and characters that a shell or a disk dislikes.
+
+    Raises: OptionError, its class cannot write it.
+    """
+
+    def refused(error: Exception) -> OptionError:
+        why = f"its str() raised {type(error).__name__}: {error}"
+        text = f"{base.article(value)} cannot be written into the path, {why}; name other parameters there"
+        return OptionError(text)
+
     kind = type(value)
     has_address = callable(value) or (kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__)
     if has_address or isinstance(value, (dict, frozenset, list, set, tuple)):
         # str() may have the order of this process.
         value = identity.Settings().describe(value).exact[0]
-    return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"
+    with base.foreign_code(refused):
+        text = str(value)
+    return re.sub(r"[^\w.,=+@-]+", "_", text).lstrip(".") or "_"

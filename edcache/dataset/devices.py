@@ -65,6 +65,15 @@ _READ_AHEAD: Final = 2
 _LEAST_THREADS: Final = 2
 _WAIT_SECONDS: Final = 1.0
 
+_CONTAINERS: Final = {torch.nn.Module, torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential}
+# Packages of torch whose modules compute alike in both modes.
+_WITHOUT_MODE: Final = (
+    "torch.ao.nn.quantized.",
+    "torch.ao.nn.intrinsic.quantized.",
+    "torch.ao.nn.sparse.quantized.",
+    "torch.export.",
+)
+
 _source: BatchSource  # of a process that reads
 
 
@@ -117,12 +126,25 @@ def check_frozen(fn: Function) -> Function:
     for module in held:
         # Losses and transforms have no parameters, and are in training mode always.
         is_model = isinstance(module, torch.nn.Module) and any(True for _ in module.parameters())
-        if is_model and any(part.training for part in module.modules()):
+        if is_model and any(part.training and _has_mode(part) for part in module.modules()):
             raise OptionError(
                 f"fn computes by a {type(module).__name__} in training mode; call .eval() on it first",
                 option="fn",
             )
     return fn
+
+
+def _has_mode(module: torch.nn.Module) -> bool:
+    """False for a module of torch that computes alike in both modes: a container, a quantized one, a graph.
+
+    Conversion makes quantized ones in training mode, and the mode of a graph that was exported cannot be set: its
+    operations are of the mode in which it was traced.
+    """
+    kind = type(module)
+    if isinstance(module, torch.fx.GraphModule) or kind in _CONTAINERS:
+        return False
+    drops = bool(getattr(module, "dropout", 0.0))  # between the layers of a recurrent one
+    return drops or not kind.__module__.startswith(_WITHOUT_MODE)
 
 
 class OnDevice:

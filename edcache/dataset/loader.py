@@ -148,7 +148,7 @@ class Loader:
             yield from self._epoch()
         except GeneratorExit:  # at the end of Python too, when the names of modules are gone
             raise
-        except base.EdcacheError as error:
+        except Exception as error:  # noqa: BLE001 - it is raised again
             raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     def _epoch(self) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -20,7 +21,7 @@ from torch.utils.data import Dataset, default_collate
 
 from edcache import base, identity, writer
 from edcache.base import CacheOptions, CodecError, OptionError, takes
-from edcache.codec import Columns
+from edcache.codec import Columns, walk_leaves
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import (
     Bucket,
@@ -61,7 +62,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     Args:
         fn: a function of a sample; with `batch_size` of a batch, as `default_collate` makes it. It returns a dict or a
             tuple of tensors or lists, with one item for each sample; one tensor [n, ...]; or a list of n samples. An
-            nn.Module must be in evaluation mode. Gradients are off.
+            nn.Module must be in evaluation mode. Gradients are off. A dict, list, tensor or array may be changed.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses its batch, and the results of the
             last 0.02 seconds. Samples of several shapes are a batch for each. If there is no memory for a batch, its
@@ -178,6 +179,7 @@ class Mapped(Dataset[Any]):
 
     __edcache_ignore__ = ("sample_keys", "sample_versions")  # which are compared sample by sample
     __edcache_raiser__ = "the function of map, or its source,"
+    _needs_copies: bool | None = None  # None until a sample tells
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
@@ -207,8 +209,22 @@ class Mapped(Dataset[Any]):
         kept = {name: deepcopy(taken(_field(sample, name))) for name in self._fields}
         kept |= {name: values[0] for name, values in self._labels_of([index]).items()}
         with torch.no_grad():
-            made = self.fn(sample)
+            made = self._made_of(sample)
         return self._with_kept(made, kept)
+
+    def _made_of(self, sample: Any) -> Any:
+        """Call `fn`; with a copy, if it changes the first one, since a source may keep its samples, as a list does.
+
+        A sample is computed more than once, and would be changed each time.
+        """
+        if self._needs_copies is False:
+            return self.fn(sample)
+        copied = _copy(sample)
+        made = self.fn(copied)
+        if self._needs_copies is None:
+            before, after = (identity.Settings().describe(one) for one in (sample, copied))
+            self._needs_copies = before != after
+        return made
 
     def _versions_from(self, is_named: bool) -> Callable[[], Sequence[Any]] | None:
         """Return the function that tells versions of all samples; None if none is to tell more than attributes do.
@@ -360,6 +376,28 @@ class MappedBatches(Mapped):
         )
         _check_count(columns, len(indices))
         return self._with_kept(columns, self._labels_of(indices) | kept)
+
+
+def _copy(sample: Any) -> Any:
+    """Copy containers, tensors and arrays. Other objects stay: a copy of one may close its file a second time."""
+    try:
+        # In a list, so that no other object gets the id() of one.
+        leaves = [leaf for _, leaf in walk_leaves(sample, _is_leaf)]
+        return deepcopy(sample, {id(leaf): _copy_of_leaf(leaf) for leaf in leaves})
+    except Exception:  # noqa: BLE001 - of a class of the user, or there is no room for two
+        return sample
+
+
+def _is_leaf(value: Any, depth: int) -> bool:
+    return isinstance(value, Mapping) and not isinstance(value, dict | UserDict)  # as a group of a file
+
+
+def _copy_of_leaf(leaf: Any) -> Any:
+    if type(leaf) is torch.Tensor:  # a deepcopy has all of the storage, and this may be a row
+        return leaf.clone()
+    if isinstance(leaf, np.ndarray):  # one that cannot be changed may be a large file that is mapped
+        return leaf.copy(order="K") if leaf.flags.writeable else leaf
+    return deepcopy(leaf) if isinstance(leaf, torch.Tensor | set | bytearray) else leaf
 
 
 def _samples(columns: Any) -> list[Any]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from edcache import base, labels
-from edcache.base import EdcacheError, Ints, OptionError, check_count
+from edcache.base import Ints, OptionError, check_count
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, T_co, warn_of_absent
 from edcache.dataset.keys import Keys, positions_of
@@ -68,7 +68,7 @@ class Samples(Readable[T_co]):
             if type(index) is int and 0 <= index < len(reading):
                 return reading.one(index)
             return self._item(index)
-        except EdcacheError as error:
+        except Exception as error:  # noqa: BLE001 - it is raised again
             raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
 
     def _item(self, index: Any) -> Any:
@@ -124,9 +124,9 @@ class Samples(Readable[T_co]):
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
         try:
             records = self._reading.asked(indices, is_loader=True)
-        except EdcacheError as error:
+            return batch_for(sys._getframe(1), records, self._reading.root.batch_transform)
+        except Exception as error:  # noqa: BLE001 - it is raised again
             raise base.cut_frames(error)  # noqa: B904 - the same error, with its cause
-        return batch_for(sys._getframe(1), records, self._reading.root.batch_transform)
 
     def _position(self, index: Any) -> int:
         """Convert a user's index to a position in [0, len(self))."""

@@ -169,7 +169,7 @@ def recompute(
             sample = ways[number % len(ways)]()
             now = time.monotonic()
             best = min(best, now - start)
-            records.append(_record(sample, codec))
+            records.append(record_of(sample, codec))
             if records[-1] == stored:
                 return Recomputed(records, best)
             is_late = time.monotonic() - began > seconds
@@ -442,7 +442,7 @@ def _kind(value: Any) -> str:
 def _are_equal(before: Any, now: Any, codec: str) -> bool:
     """Compare values that are no numbers: by their records, since nat is not nat; also by ==, since a set has none."""
     with suppress(Exception):  # of a class of the user
-        if _record(before, codec) == _record(now, codec):
+        if record_of(before, codec) == record_of(now, codec):
             return True
     if isinstance(before, np.ndarray | torch.Tensor) or type(before) is not type(now):
         return False
@@ -451,7 +451,8 @@ def _are_equal(before: Any, now: Any, codec: str) -> bool:
     return False
 
 
-def _record(sample: Any, codec: str) -> Record:
+def record_of(sample: Any, codec: str) -> Record:
+    """Encode a sample."""
     encoder = Encoder(codec)
     encoded = encoder.encode(sample)
     return encoder.schemas[encoded.schema], bytes(encoded.record())

@@ -21,7 +21,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import OptionError, Transform
+from edcache.base import OptionError, Transform, cut_traceback
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
 from edcache.reader.group import Group
 from edcache.reader.memory import Memory, for_this_process, parcel
@@ -43,12 +43,6 @@ _OF_NUMPY: Final = frozenset(_NUMPY_TO_TORCH.values())
 # A dtype that numpy has, by the bytes of an item.
 _NUMBERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
-_VARYING: Final = (
-    "a field varies in shape: pad it by DataLoader(ds, ..., collate_fn=edcache.collate(pad={name: 0})), or take "
-    "jagged=[name] or as_list=[name] of edcache.collate"
-)
-
-
 # Errors of damaged records, of default_collate over values that it cannot put together, and of merging results.
 _REFUSED: Final = (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError)
 
@@ -155,17 +149,59 @@ def _collated(samples: list[Any], special: Special | None) -> Any:
     if not samples:
         raise OptionError("a batch of no samples has no fields; give one index at least")
     try:
-        return default_collate(samples)
+        return by_default(samples)
     except KeyError as error:
         kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
         if len(kinds) < 2:
             raise
         found = " / ".join([*kinds.values()][:3])
         raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
-    except RuntimeError as error:
-        if "equal size" not in str(error):
+
+
+def by_default(samples: list[Any]) -> Any:
+    """Collate by `default_collate`; its error also names the field that it refuses, and a remedy."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError) as error:
+        if type(error) not in (RuntimeError, TypeError):  # as want of memory
             raise
-        raise RuntimeError(f"{error}; {_VARYING}") from None
+        raise type(error)(f"{error}; {_refusal(samples, str(error))}") from None
+
+
+def _refusal(samples: Sequence[Any], error: str) -> str:
+    """Tell which field of samples `default_collate` refuses, why, and what to do."""
+    path, values = _refused(samples)
+    name = path[0] if len(path) == 1 else ".".join(map(str, path))
+    field = f"field {name!r}" if path else "a sample"
+    as_list = f"as_list=[{name!r}] of edcache.collate" if path else "a collate_fn of your own"
+    if absent := sum(value is None for value in values):
+        return f"{field} is None in {absent} of {len(values)}; take {as_list}, or leave it out"
+    if "equal size" in error:
+        pad = f"DataLoader(ds, ..., collate_fn=edcache.collate(pad={{{name!r}: 0}}))"
+        return (
+            f"{field} varies in shape: "
+            + (f"pad it by {pad}, or take jagged=[{name!r}] or " * bool(path))
+            + as_list
+        )
+    kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+    return f"{field} is of {kinds}; take {as_list}, or convert it"
+
+
+def _refused(values: Sequence[Any]) -> tuple[tuple[Any, ...], Sequence[Any]]:
+    """Find the innermost field whose values `default_collate` refuses: its path, and the values."""
+    keys: Iterable[Any] = ()
+    if all(isinstance(value, Mapping) for value in values):
+        keys = [key for key in values[0] if all(key in value for value in values)]
+    elif all(isinstance(value, list | tuple) for value in values):
+        keys = range(min(map(len, values)))
+    for key in keys:
+        part = [value[key] for value in values]
+        try:
+            default_collate(part)
+        except (RuntimeError, TypeError):
+            path, found = _refused(part)
+            return (key, *path), found
+    return (), values
 
 
 def _split(batch: Any, size: int) -> Sequence[Any] | None:
@@ -200,6 +236,7 @@ def _parts(tensor: torch.Tensor, size: int) -> list[torch.Tensor]:
     return parts if is_known else [part.view(dtype) for part in parts]
 
 
+@cut_traceback
 def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
     return batch[0].collated()
 

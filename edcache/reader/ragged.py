@@ -15,11 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError, check_count, cut_traceback
 from edcache.codec import Decoder, Node
-from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of, copy_pieces
+from edcache.reader.collation import (
+    Batch,
+    Collate,
+    NotInBulk,
+    Special,
+    bulk_dtype,
+    by_default,
+    bytes_of,
+    copy_pieces,
+)
 from edcache.reader.group import Group, Pieces
 from edcache.reader.memory import Memory, Packed, for_this_process
 from edcache.reader.projection import FieldPath, at, replaced, steps
@@ -194,7 +202,7 @@ class RaggedCollate(Special):
             # default_collate takes the rest, with a number in the place of this field.
             rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]
             columns.append((places[0], way.of_values(values, memory)))
-        result = default_collate(rest)
+        result = by_default(rest)
         for place, column in columns:
             result = replaced(result, place, column)
         return result

@@ -142,6 +142,55 @@ def test_a_path_that_does_not_format_is_an_option_error(tmp_path: Path, name: st
         data.cache_path()
 
 
+class Untold:
+    """Argument that cannot be written; `asked` counts."""
+
+    asked = 0
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        Untold.asked += 1
+        raise RuntimeError("it has no text")
+
+
+@pytest.mark.parametrize("name", ["a.zip", "{split}.zip", "{thing_2}.zip", "{{thing.zip"])
+def test_an_argument_that_the_path_does_not_name_is_not_written(tmp_path: Path, name: str) -> None:
+    @cachable(tmp_path / name)
+    def data(split: str = "train", thing: Any = None, thing_2: int = 3) -> Squares:
+        return Squares()
+
+    Untold.asked = 0
+    assert len(data("train", Untold(1))) == len(Squares())
+    assert len(data("train", Untold(1))) == len(Squares())
+    assert not Untold.asked
+    with pytest.raises(StaleCacheError, match="argument thing"):
+        data("train", Untold(2))
+
+
+@pytest.mark.parametrize("name", ["{thing}.zip", "{split}-{thing!s}.zip", "{thing.value}.zip"])
+def test_an_argument_of_the_path_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    @cachable(tmp_path / name)
+    def data(split: str = "train", thing: Any = None) -> Squares:
+        return Squares()
+
+    text = r"an Untold cannot be written into the path, its str\(\) raised RuntimeError: it has no text"
+    with pytest.raises(OptionError, match=text):
+        data("train", Untold(1))
+
+
+def test_without_a_path_an_argument_that_cannot_be_written_is_in_the_digest() -> None:
+    @cachable
+    def data(split: str, thing: Any) -> Squares:
+        return Squares(thing.value)
+
+    one, same, other = (data("a", Untold(value)) for value in (1, 1, 2))
+    assert one.path == same.path != other.path
+    assert "data-split=a-" in one.path
+    assert (len(same), len(other)) == (1, 2)
+
+
 def test_without_a_path_it_lies_under_edcache_dir_with_a_readable_name(tmp_path: Path) -> None:
     path = Path(by_name.cache_path("test", size=2))
     assert path.parent == tmp_path / "home"

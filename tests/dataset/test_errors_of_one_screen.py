@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import datetime
 import inspect
 import os
 import traceback
@@ -332,7 +334,9 @@ def test_the_frames_of_a_where_function_that_raises_stay(tmp_path: Path) -> None
     "reads", [lambda ds: next(iter(DataLoader(ds, 4))), lambda ds: next(iter(ds.loader(4)))]
 )
 def test_fields_that_vary_in_shape_name_the_collation(reads: Callable[[Any], object], tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"equal size.*edcache\.collate\(pad="):
+    with pytest.raises(
+        RuntimeError, match=r"equal size.*; field 'x' varies.*edcache\.collate\(pad=\{'x': 0\}"
+    ):
         reads(cached(tmp_path))
 
 
@@ -401,3 +405,119 @@ def test_a_folder_that_is_named_like_a_url_is_written_with_its_dot(
     monkeypatch.chdir(tmp_path)
     CachedDataset(Squares(), "./s3:/a.zip")
     assert os.path.isfile(tmp_path / "s3:" / "a.zip")
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_the_arguments_of_each_frame_can_be_shown_without_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    monkeypatch.setenv("EDCACHE_DEBUG", debug)
+    with pytest.raises(edcache.EdcacheError) as raised:
+        CachedDataset.from_cache(tmp_path / "a.zip", storage_options={"token": "secret"})
+    for frame, _ in traceback.walk_tb(raised.value.__traceback__):
+        names, rest, keywords, held = inspect.getargvalues(frame)  # as a notebook does
+        assert {*names, *filter(None, (rest, keywords))} <= {*held}
+        if debug == "0" and frame.f_code.co_filename != __file__:
+            assert "secret" not in str(held)
+
+
+def no_y(sample: Any, *_: object) -> Any:
+    return sample["y"]
+
+
+@edcache.cachable("unmade.zip")
+def factory() -> Any:
+    return no_y({})
+
+
+def near(at: Path, **options: Any) -> CachedDataset:
+    return CachedDataset([{"x": torch.ones(2)}] * 8, at / "n.zip", progress=False, **options)
+
+
+OF_USER: dict[str, Callable[[Path], object]] = {
+    "a sample": lambda at: near(at).with_transform(no_y)[3],
+    "the last sample": lambda at: near(at).with_transform(no_y)[-1],
+    "a seeded transform": lambda at: near(at).with_transform(no_y, seed=1)[0],
+    "an iteration": lambda at: next(iter(near(at).with_transform(no_y))),
+    "a batch": lambda at: near(at).with_transform(no_y).batch([0, 1]),
+    "a transform as an option": lambda at: near(at, transform=no_y).batch([0, 1]),
+    "a batch_transform": lambda at: near(at, batch_transform=no_y).batch([0, 1]),
+    "a DataLoader": lambda at: next(iter(DataLoader(near(at).with_transform(no_y), 4))),
+    "a DataLoader without batches": lambda at: next(iter(DataLoader(near(at).with_transform(no_y), None))),
+    "a DataLoader with a collate_fn": lambda at: next(
+        iter(DataLoader(near(at).with_transform(no_y), 4, collate_fn=list))
+    ),
+    "a DataLoader with a collate_fn of ours": lambda at: next(
+        iter(DataLoader(near(at).with_transform(no_y), 4, collate_fn=edcache.collate()))
+    ),
+    "a loader": lambda at: next(iter(near(at).with_transform(no_y).loader(4))),
+    "a factory": lambda at: factory(),
+}
+
+
+@pytest.mark.parametrize("call", OF_USER.values(), ids=OF_USER)
+def test_an_error_of_the_user_shows_the_users_frames(
+    call: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyError, match="y") as raised:
+        call(tmp_path)
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].name == "no_y"
+    assert sum(files_of(raised.value)) <= 2
+
+
+def test_an_error_of_a_library_keeps_the_frames_of_who_called_it(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError) as raised:
+        near(tmp_path).with_transform(torch.nn.functional.normalize)[0]
+    assert sum(files_of(raised.value)) > 3
+
+
+UNCOLLATED: dict[str, tuple[list[Any], str]] = {
+    "none in some": (
+        [{"x": 1, "mask": None if i % 2 else torch.ones(2)} for i in range(4)],
+        r"field 'mask' is None in 2 of 4; take as_list=\['mask'\] of edcache.collate, or leave it out",
+    ),
+    "none in all": ([{"x": 1, "mask": None}] * 4, "field 'mask' is None in 4 of 4"),
+    "none beside numbers": ([{"x": None if i else 1} for i in range(4)], "field 'x' is None in 3 of 4"),
+    "none inside": ([{"a": [1, {"b": None}]}] * 4, r"'a.1.b' is None in 4 of 4; take as_list=\['a.1.b'\]"),
+    "none in a tuple": ([(1, None)] * 4, r"field 1 is None in 4 of 4; take as_list=\[1\]"),
+    "samples that are none": (
+        [{"x": 1}, None] * 2,
+        "a sample is None in 2 of 4; take a collate_fn of your own",
+    ),
+    "lists of two lengths": ([{"x": [1] * i} for i in range(4)], "field 'x' varies in shape: pad it by"),
+    "samples of two lengths": ([[1] * (i + 1) for i in range(4)], "a sample varies in shape: a collate_fn"),
+    "of a class": (
+        [{"x": 1, "when": datetime.date(2020, 1, 1)}] * 4,
+        "field 'when' is of date; take as_list",
+    ),
+    "of two kinds": (
+        [{"x": "a" if i else 1.5} for i in range(4)],
+        "field 'x' is of float, str; take as_list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("samples", "text"), UNCOLLATED.values(), ids=UNCOLLATED)
+def test_a_field_that_is_not_collated_is_named(samples: list[Any], text: str, tmp_path: Path) -> None:
+    ds = CachedDataset(samples, tmp_path / "a.zip", progress=False)
+    for read in (
+        lambda: next(iter(DataLoader(ds, 4))),
+        lambda: ds.batch(range(4)),
+        lambda: next(iter(ds.loader(4))),
+        lambda: next(iter(DataLoader(ds, 4, collate_fn=edcache.collate()))),
+    ):
+        with pytest.raises((TypeError, RuntimeError), match=text):
+            read()
+
+
+@pytest.mark.parametrize(
+    "name", ["none in some", "none in all", "none inside", "none in a tuple", "of a class"]
+)
+def test_the_remedy_of_a_field_that_is_not_collated_works(name: str, tmp_path: Path) -> None:
+    ds = CachedDataset(UNCOLLATED[name][0], tmp_path / "a.zip", progress=False)
+    with pytest.raises(TypeError) as raised:
+        ds.batch(range(4))
+    field = str(raised.value).partition("as_list=[")[2].partition("]")[0]
+    collate_fn = edcache.collate(as_list=[ast.literal_eval(field)])
+    assert len(next(iter(DataLoader(ds, 4, collate_fn=collate_fn)))) == len(ds[0])

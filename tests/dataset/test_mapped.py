@@ -1,5 +1,6 @@
 """`map`: results of a function are stored as a loop over batches computes them, in any number of processes."""
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict
+import warnings
+from collections import Counter, OrderedDict, UserDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
+from edcache.dataset.mapped import _copy
 from edcache.writer import source as asked
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
@@ -1317,6 +1320,41 @@ def test_a_model_in_training_mode_is_refused_wherever_it_is_held(tmp_path, monke
     assert len(ds) == 3
 
 
+def quantized(way, dropout=0.0):
+    """A network with modules that are in training mode since they were converted, and one with parameters."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    if way == "a recurrent one":
+        net = torch.nn.Sequential(
+            torch.nn.LSTM(4, 4, 2, dropout=dropout), torch.nn.ParameterList([torch.ones(4)])
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has it in another package, too
+        if way == "exported":
+            any_batch = ({0: torch.export.Dim("batch")},)
+            return torch.export.export(net.eval(), (torch.ones(2, 4),), dynamic_shapes=any_batch).module()
+        made = torch.ao.quantization.quantize_dynamic(net.eval())
+    if way == "a recurrent one":
+        made[0].train()
+        return lambda batch: made[0](batch[None])[0][0] * made[1][0]
+    return made
+
+
+@pytest.mark.parametrize("way", ["quantized", "exported", "a recurrent one"])
+def test_a_module_without_modes_is_not_asked_for_one(tmp_path, way):
+    fn, rows = quantized(way), torch.ones(4, 4)
+    ds = edcache.map(fn, rows, tmp_path / "m.zip", batch_size=2, progress=False)
+    assert torch.allclose(torch.stack(list(ds)), fn(rows), atol=1e-5)
+
+
+def test_a_quantized_network_with_modules_in_training_mode_is_refused(tmp_path):
+    dropping, recurrent = quantized("quantized").append(torch.nn.Dropout()), quantized("a recurrent one", 0.5)
+    for fn in (dropping, recurrent):
+        with pytest.raises(
+            OptionError, match=r"by a Sequential in training mode; call \.eval\(\) on it first"
+        ):
+            edcache.map(fn, torch.ones(4, 4), tmp_path / "m.zip", batch_size=2, progress=False)
+
+
 def test_a_function_that_counts_its_calls_is_the_same(tmp_path):
     calls = []
 
@@ -1355,3 +1393,129 @@ def test_versions_of_a_shared_key_may_be_of_any_types(tmp_path, versions):
         progress=False,
     )
     assert [sample["n"] for sample in made] == [0, 2, 4, 0, 2, 4]
+
+
+@dataclasses.dataclass
+class Pair:
+    """Sample of a class of the user."""
+
+    x: np.ndarray
+    more: list
+
+
+def held(index):
+    """Samples that a list holds, of each kind that a function can change."""
+    x = np.full((2, 3), float(index)).T
+    return {
+        "tensor": {"x": torch.full((3,), float(index))},
+        "array": {"x": x},
+        "number": {"x": float(index)},
+        "nested": {"a": [{"x": x}, (torch.tensor(index),)], "b": bytearray([index])},
+        "a class": Pair(x, [index]),
+        "a dict of a library": UserDict(x=torch.full((3,), float(index))),
+        "shared": dict.fromkeys("ab", x),
+    }
+
+
+def add_one(sample):
+    if isinstance(sample, Pair):
+        sample.x += 1
+        sample.more.append(sample.more.pop() + 1)
+        return {"x": sample.x, "more": sample.more}
+    if "a" not in sample:
+        sample["x"] += 1
+    elif "b" in sample and isinstance(sample["b"], bytearray):
+        sample["a"][0]["x"] += 1
+        sample["a"][1][0].add_(1)
+        sample["b"][0] += 1
+    else:
+        sample["a"] += 1  # of which b is the same array
+    return dict(sample)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 1},
+        {"lazy": True},
+        {"executor": ThreadPoolExecutor(1)},
+        {"spot_check": False},
+        {"key": lambda sample: str(sample)},
+    ],
+    ids=lambda options: ", ".join(options) or "here",
+)
+@pytest.mark.parametrize("kind", held(0))
+def test_a_function_may_change_samples_that_its_source_keeps(tmp_path, kind, options, recwarn):
+    source, right = ([held(index)[kind] for index in range(4)] for _ in range(2))
+    right = [add_one(sample) for sample in right]
+    for _ in range(2):  # and an open computes a sample to compare
+        ds = edcache.map(add_one, source, tmp_path / "m.zip", progress=False, **options)
+        assert same(list(ds), right)
+    assert same([add_one(sample) for sample in source], right)
+    assert not [str(told.message) for told in recwarn if told.category is RuntimeWarning]
+
+
+def test_rows_of_a_tensor_that_a_function_changes_are_copied_alone(tmp_path):
+    rows = torch.zeros(5, 4)
+    ds = edcache.map(lambda row: row.add_(1), rows, tmp_path / "m.zip", progress=False)
+    assert torch.equal(torch.stack(list(ds)), torch.ones(5, 4))
+    assert not rows.any()
+    copied = _copy((rows[0], "text"))
+    assert copied[0].untyped_storage().nbytes() == 16
+    array = np.zeros(4)
+    array.flags.writeable = False
+    assert _copy([array])[0] is array  # which may be a large file
+
+
+def test_a_function_that_changes_no_sample_gets_no_copies(tmp_path):
+    source, given = [{"x": torch.full((3,), float(index))} for index in range(20)], []
+
+    def fn(sample):
+        given.append(any(sample is one for one in source))
+        return {"y": sample["x"] + 1}
+
+    edcache.map(fn, source, tmp_path / "m.zip", progress=False)
+    assert given.count(False) == 1
+
+
+def test_a_function_that_changes_samples_which_are_made_anew_gets_no_copies(tmp_path):
+    made, given = [], []
+
+    class Fresh(Images):
+        def __getitem__(self, index):
+            made.append(super().__getitem__(index))
+            return made[-1]
+
+    def fn(sample):
+        given.append(any(sample is one for one in made))
+        sample["image"] += 1
+        return {"y": sample["image"]}
+
+    ds = edcache.map(fn, Fresh(20), tmp_path / "m.zip", progress=False)
+    assert given.count(False) == 1
+    assert same(list(ds), [{"y": Images()[index]["image"] + 1} for index in range(20)])
+
+
+@pytest.mark.parametrize("way", ["batches", "on a device", "keep", "a chain"])
+def test_other_ways_of_map_leave_what_a_source_keeps(tmp_path, way):
+    source = [{"x": torch.full((3,), float(index)), "name": str(index)} for index in range(6)]
+
+    def fn(batch):
+        batch["x"] += 1
+        return {"y": batch["x"]}
+
+    options = {
+        "batches": {"batch_size": 2},
+        "on a device": {"batch_size": 4, "devices": "cpu", "num_workers": 0},
+        "keep": {"keep": "x"},
+        "a chain": {},
+    }[way]
+    given = (lambda device: fn) if way == "on a device" else fn
+    ds = edcache.map(given, source, tmp_path / "m.zip", progress=False, **options)
+    if way == "a chain":
+        ds = edcache.map(lambda sample: {"y": sample["y"].add_(0)}, ds, tmp_path / "n.zip", progress=False)
+    assert [sample["y"].tolist() for sample in ds] == [[index + 1.0] * 3 for index in range(6)]
+    assert [sample["x"].tolist() for sample in source] == [[float(index)] * 3 for index in range(6)]
+    if way == "keep":
+        assert [sample["x"].tolist() for sample in ds] == [[float(index)] * 3 for index in range(6)]

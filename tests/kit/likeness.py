@@ -3,6 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
+import re
 import struct
 
 import numpy as np
@@ -71,4 +72,4 @@ def outcome(make):
     try:
         return make(), None
     except Exception as error:
-        return None, (type(error), str(error).partition("; a field varies in shape")[0])
+        return None, (type(error), re.split(r"; (?:field |a sample )", str(error))[0])
