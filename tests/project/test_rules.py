@@ -13,8 +13,8 @@ SAID = {"refuse": "`StaleCacheError`", "ask": "a sample answers", "warn": "a war
 def test_the_rules_are_printed_as_the_code_runs_them() -> None:
     page = (ROOT / "docs/howto/stale.md").read_text()
     head = (
-        "| a part that differs | then | where no sample can be computed | where samples are other ones each time, or by "
-        "`spot_check=False` |\n|---|---|---|---|\n"
+        "| a part that differs | then | where no sample can be computed | "
+        "where samples are other ones each time, or by `spot_check=False` |\n|---|---|---|---|\n"
     )
     rows = (
         [rule.part, *(SAID[one] for one in (rule.differs, rule.unknown, rule.unrepeated))]
