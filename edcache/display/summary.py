@@ -79,8 +79,8 @@ def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str
 
 
 def _value_text(value: object) -> str:
-    """Write a value of a fingerprint, in which a value that is not plain is a list of one text."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+    """Write a value of a fingerprint, in which a value that is not plain is a list of its text, and its form."""
+    return value[0] if isinstance(value, list) and value and type(value[0]) is str else repr(value)
 
 
 def _plain_text(value: object) -> str:

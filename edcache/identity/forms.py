@@ -36,7 +36,7 @@ def form_of(value: Any) -> str:
     """Digest the form of a value: 8 characters; "" if it is long, or holds objects."""
     try:
         return digest_of(_Form().text(value))[:8]
-    except (_NoForm, RecursionError):
+    except Exception:  # noqa: BLE001 - `_NoForm`, or of a class that is read; it refuses then
         return ""
 
 

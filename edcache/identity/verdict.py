@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from edcache import base
 from edcache.base import SourceError, StaleCacheError, named
+from edcache.format import KEYS_DIGEST
 from edcache.identity.forms import form_of_stored
 from edcache.identity.recipe import OTHERS, PARTS, Recipe, dotted
 from edcache.identity.samples import (
@@ -37,7 +38,7 @@ from edcache.identity.samples import (
 )
 from edcache.identity.settings import LONG
 
-Kind: TypeAlias = Literal["value", "form", "name", "place", "inside", "code"]
+PartKind: TypeAlias = Literal["value", "form", "name", "place", "inside", "code"]
 
 
 class Rule(NamedTuple):
@@ -54,7 +55,7 @@ class Rule(NamedTuple):
     unrepeated: Literal["refuse", "warn"]
 
 
-RULES: Final[Mapping[Kind, Rule]] = {
+RULES: Final[Mapping[PartKind, Rule]] = {
     "value": Rule(
         "a value: of an argument, an attribute, a column, weights, `version=`", "refuse", "refuse", "refuse"
     ),
@@ -97,10 +98,10 @@ _REMEDY: Final = (
 )
 
 
-class Ask(NamedTuple):
+class Doubt(NamedTuple):
     """Part that asks: its kind, and a line about both values."""
 
-    kind: Kind
+    kind: PartKind
     line: str
 
 
@@ -116,7 +117,7 @@ class Verdict:
     """
 
     refused: tuple[str, ...] = ()
-    asks: Mapping[str, Ask] = field(default_factory=dict)
+    asks: Mapping[str, Doubt] = field(default_factory=dict)
     is_call: bool = False
     is_told: bool = True
     sample: int = -1
@@ -160,6 +161,16 @@ class Verdict:
         remedy = remedy or "use another path, or pass keep_existing=False to build it anew"
         raise StaleCacheError(self.message(path, remedy), path=path, option=option)
 
+    def check_begun(self, path: str) -> None:
+        """Raise StaleCacheError if an archive without a sample, which could answer, may be of another source."""
+        if self.must_be_answered:
+            replace(self, is_repeated=False, reason="it has no sample yet").settle(path)
+
+    @property
+    def must_be_answered(self) -> bool:
+        """True if no archive is gone on with before a sample answers."""
+        return any(RULES[doubt.kind].unrepeated == "refuse" for doubt in self.asks.values())
+
     def settle(self, path: str) -> None:
         """Do what `RULES` says of the samples: raise StaleCacheError, warn, or nothing."""
         if self.unrepeated:
@@ -181,7 +192,7 @@ class Verdict:
 _SAME: Final = Verdict()
 
 
-class Samples(ABC):
+class Recomputable(ABC):
     """Samples of an archive that a source can compute again; each door says how (`writer/recheck.py`).
 
     Attributes:
@@ -219,7 +230,9 @@ class Samples(ABC):
         """Compute a sample again; None if the process that does it ends. Raises: as the source."""
 
 
-def compare(found: Mapping[str, Any] | None, now: Recipe | None, samples: Samples | None = None) -> Verdict:
+def compare(
+    found: Mapping[str, Any] | None, now: Recipe | None, samples: Recomputable | None = None
+) -> Verdict:
     """Compare an archive with a source or a call.
 
     Args:
@@ -239,16 +252,16 @@ def _compared_parts(found: Mapping[str, Any] | None, now: Recipe) -> Verdict:
     if found is None or "settings" not in found:  # of keys, it may tell more
         refused = ["the archive says nothing about where its samples come from"] if now.is_made else []
         return Verdict(tuple(refused), is_call=now.is_made, is_told=False)
-    refused, asks = list[str](), dict[str, Ask]()
+    refused, asks = list[str](), dict[str, Doubt]()
     for kind, name, line in _differences(found, now):
         if RULES[kind].differs == "refuse":
             refused.append(line)
         else:
-            asks[name] = Ask(kind, line)
+            asks[name] = Doubt(kind, line)
     return Verdict(tuple(refused), asks, now.is_made)
 
 
-def _differences(found: Mapping[str, Any], now: Recipe) -> Iterator[tuple[Kind, str, str]]:
+def _differences(found: Mapping[str, Any], now: Recipe) -> Iterator[tuple[PartKind, str, str]]:
     """Yield kind, name and line of each part that differs."""
     state = {*now.state, *(name for name in found.get("state", []) if isinstance(name, str))}
     old = _without(named(found, "settings"), state)
@@ -267,7 +280,7 @@ def _differences(found: Mapping[str, Any], now: Recipe) -> Iterator[tuple[Kind, 
 
 def _other_settings(
     found: Mapping[str, Any], now: Recipe, state: set[str]
-) -> Iterator[tuple[Kind, str, str]]:
+) -> Iterator[tuple[PartKind, str, str]]:
     old, known = (_without(named(found, part), state) for part in ("settings", "columns"))
     new, counts, is_refused = now.kept_settings(state), (found.get("count"), now.count), False
     for name in {**old, **new}:
@@ -277,6 +290,8 @@ def _other_settings(
         if _ABSENT in (before, after) and now.is_made and name.startswith("attribute "):
             continue  # a call alone knows none
         kind = _kind_of(name, before, after, counts)
+        if kind == "name" and KEYS_DIGEST in found and name.startswith("attribute "):
+            kind = "place"  # one with an item a sample is no setting, and samples come and go
         if kind is None or (name == OTHERS and is_refused):
             continue
         is_refused |= kind == "value"
@@ -284,7 +299,7 @@ def _other_settings(
         yield kind, name, f"{name}: {_shown(before)} in the archive, {_shown(after)} now" if is_told else ""
 
 
-def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> Kind | None:
+def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> PartKind | None:
     """Return which kind of difference two values have; None if they lead to one file."""
     if (before, after) == counts or _is_elsewhere(before, after):
         return "place"
@@ -297,7 +312,9 @@ def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> Kin
     return "value"
 
 
-def _other_insides(found: Mapping[str, Any], now: Recipe, state: set[str]) -> Iterator[tuple[Kind, str, str]]:
+def _other_insides(
+    found: Mapping[str, Any], now: Recipe, state: set[str]
+) -> Iterator[tuple[PartKind, str, str]]:
     own, their = _without(named(found, "asks"), state), now.kept_asks(state)
     for name in {**own, **their}:
         before, after = own.get(name), their.get(name)
@@ -306,7 +323,9 @@ def _other_insides(found: Mapping[str, Any], now: Recipe, state: set[str]) -> It
             yield "inside", name, ""
 
 
-def _other_columns(found: Mapping[str, Any], now: Recipe, state: set[str]) -> Iterator[tuple[Kind, str, str]]:
+def _other_columns(
+    found: Mapping[str, Any], now: Recipe, state: set[str]
+) -> Iterator[tuple[PartKind, str, str]]:
     """Yield each column whose values for the samples of the archive are other ones now."""
     known, count = _without(named(found, "columns"), state), found.get("count")
     if now.count is None or not isinstance(count, int):
@@ -344,7 +363,9 @@ def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]
 def _are_equal(one: Any, other: Any) -> bool:
     if one is _ABSENT or other is _ABSENT:
         return one is other
-    return json.dumps(one) == json.dumps(other)  # to Python True is 1
+    # Without forms, which are of whole paths. To Python True is 1.
+    pair = [side[:1] if isinstance(side, list) else side for side in (one, other)]
+    return json.dumps(pair[0]) == json.dumps(pair[1])
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:
@@ -389,13 +410,13 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
 # --- samples ---
 
 
-def _asked(verdict: Verdict, samples: Samples, *, is_known: bool) -> Verdict:
+def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdict:
     """Compare samples, until as many are right as `_count` says; one that is another one ends it."""
     if not samples.is_here:
         return verdict
     if samples.asked is not None and not samples.asked:
-        must = any(RULES[ask.kind].unrepeated == "refuse" for ask in verdict.asks.values())
-        return replace(verdict, is_repeated=False, reason="spot_check=False computes none" if must else "")
+        reason = "spot_check=False computes none" if verdict.must_be_answered else ""
+        return replace(verdict, is_repeated=False, reason=reason)
     most = _count(verdict, samples, is_known=is_known)
     reason, right = "no sample was computed again to compare it" if verdict.asks else "", 0
     try:
@@ -426,7 +447,7 @@ def _asked(verdict: Verdict, samples: Samples, *, is_known: bool) -> Verdict:
     return replace(verdict, is_answered=right > 0, reason="" if right else reason)
 
 
-def _count(verdict: Verdict, samples: Samples, *, is_known: bool) -> int:
+def _count(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> int:
     """Return the number of samples to compare: if something asks several, as time allows, since one may not show it.
 
     is_known: False if no recipes are compared; then the user alone asks.
@@ -443,7 +464,9 @@ def _count(verdict: Verdict, samples: Samples, *, is_known: bool) -> int:
     return max(1, min(_MOST_ASKED, int(SECONDS / max(samples.first.seconds, 1e-9))))
 
 
-def _compared(verdict: Verdict, samples: Samples, position: int, number: int) -> tuple[bool, Other | None]:
+def _compared(
+    verdict: Verdict, samples: Recomputable, position: int, number: int
+) -> tuple[bool, Other | None]:
     """Compute a sample until it is equal to its record, or is known to repeat.
 
     Returns: whether it was compared, and a field that is another one.

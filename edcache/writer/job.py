@@ -95,7 +95,9 @@ class Job:
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         with base.on_error(appender.close):
-            identity.compare(appender.chain.origin.fingerprint, self.recipe).check(self.path)
+            verdict = identity.compare(appender.chain.origin.fingerprint, self.recipe).check(self.path)
+            if appender.chain.holds_nothing:
+                verdict.check_begun(self.path)
             adopt_labels(appender.head, self.spec, self.path)
             self._is_to_grow(appender.chain)
             appender.recover()

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from edcache import base, identity
 from edcache.base import OptionError, ReadOptions, SourceError
 from edcache.format import Head
-from edcache.identity import FirstSample, Other, Recomputed, Record, Samples, Verdict
+from edcache.identity import FirstSample, Other, Recomputable, Recomputed, Record, Verdict
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.appender import Appender, other_order
@@ -32,12 +32,12 @@ from edcache.writer.match import check_length
 from edcache.writer.source import is_stream, length_of
 
 _MOST_FAILING: Final = 8
-# Samples that a fill computes twice beside its first one, if they are cheap: randomness may be in some alone.
+# Recomputable that a fill computes twice beside its first one, if they are cheap: randomness may be in some alone.
 _BESIDE: Final = 2
 
 
-class StoredSamples(Samples):
-    """Samples of an archive that a fill has, or that it goes on with.
+class StoredSamples(Recomputable):
+    """Recomputable of an archive that a fill has, or that it goes on with.
 
     Args:
         adds: True if samples are to be added: then a process of the fill's own kind computes.
@@ -53,7 +53,9 @@ class StoredSamples(Samples):
         self.asked, self.limit = job.options.spot_check, identity.SECONDS
         self.first = FirstSample.of(session.origin.fingerprint)
         self.seconds = None if self.first is None else self.first.seconds
-        self.is_here = get_worker_info() is None and base.is_rank_0() and bool(session.index.present)
+        # Of a complete archive one rank compares; one that goes on with a fill compares before it adds.
+        is_here = get_worker_info() is None and (base.is_rank_0() or not session.complete)
+        self.is_here = is_here and bool(session.index.present)
         self.use(job.source)
 
     def use(self, source: Any) -> None:
@@ -65,7 +67,7 @@ class StoredSamples(Samples):
     def drawn(self, most: int) -> list[tuple[int, int]]:
         """Draw samples, others each time; of a stream its first one, since it gives no other without the ones before.
 
-        See `Samples`.
+        See `Recomputable`.
         """
         index, known = self.session.index, self._known
         if known is not None and known.positions is not None and known.places is not None:
@@ -87,7 +89,7 @@ class StoredSamples(Samples):
             self.session.check_same()
 
     def again(self, position: int, least: int, stored: Record) -> Recomputed | None:
-        """Compute a sample again where a fill would, see `Samples`."""
+        """Compute a sample again where a fill would, see `Recomputable`."""
         return _as_a_fill_does(self.job, Again(position, least, stored))
 
 

@@ -228,7 +228,9 @@ def test_another_process_joins_and_computes_nothing(name, log):
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_name_that_another_source_has_is_refused(name, lazy):
     cache = CachedDataset(Source(), name)
-    with pytest.raises(StaleCacheError, match="another source"):
+    with pytest.raises(
+        StaleCacheError, match="is another one now: .*; type: 'Source' in the archive, 'Other' now"
+    ):
         CachedDataset(Other(), name, lazy=lazy)
     check(cache)
 
@@ -236,7 +238,9 @@ def test_a_name_that_another_source_has_is_refused(name, lazy):
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_name_is_not_taken_from_who_has_it_open_before_a_sample_is_read(name, lazy):
     cache = CachedDataset(Source(), name, lazy=True)
-    with pytest.raises(StaleCacheError, match="another source"):
+    with pytest.raises(
+        StaleCacheError, match="type: 'Source' in the archive, 'Other' now, and it has no sample yet"
+    ):
         CachedDataset(Other(), name, lazy=lazy)
     check(cache)
     check(CachedDataset.from_cache(name))

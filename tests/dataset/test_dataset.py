@@ -182,14 +182,15 @@ def test_another_length_is_noticed(cache: CachedDataset, path: Path) -> None:
 
 
 def test_another_class_is_noticed(cache: CachedDataset, path: Path) -> None:
-    text = r"type: 'Source' in the archive, 'Other' now"
+    assert len(CachedDataset(Other(), path)) == 10  # a sample is the same
+    text = r"type: 'Source' in the archive, 'Other' now, and spot_check=False computes none"
     with pytest.raises(StaleCacheError, match=text):
-        CachedDataset(Other(), path)
+        CachedDataset(Other(), path, spot_check=False)
 
 
 def test_a_stale_cache_names_the_remedy(cache: CachedDataset, path: Path) -> None:
-    with pytest.raises(StaleCacheError, match="use another path, or pass keep_existing=False"):
-        CachedDataset(Other(), path)
+    with pytest.raises(StaleCacheError, match="Use another path, or build it anew: keep_existing=False"):
+        CachedDataset(Other(), path, spot_check=False)
 
 
 def test_a_lazy_open_notices_another_length_too(cache: CachedDataset, path: Path) -> None:

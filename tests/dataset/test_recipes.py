@@ -359,7 +359,7 @@ def test_samples_of_lerobot_are_decoded_once():
     page = of_recipe("Samples of LeRobot", lerobot=lerobot)
     live = LeRobotDataset()
     assert sorted(set(lerobot.decoded)) == list(range(12))
-    assert len(lerobot.decoded) <= 14  # a fill computes its first sample again, to see whether it repeats
+    assert len(lerobot.decoded) <= 18  # a fill computes three samples twice, to see whether they repeat
     assert [sorted(one) for one in page.frames] == [sorted(live[0])] * 12
     for k in (0, 7, 11):
         assert same({**page.frames[k], "task": None}, {**live[k], "task": None})

@@ -629,7 +629,7 @@ def test_samples_that_do_not_repeat_though_the_first_one_does_are_not_stale(path
 @pytest.mark.parametrize("make", COINS.values(), ids=COINS)
 def test_a_check_that_meets_a_sample_which_does_not_repeat_says_so(path, log, make, monkeypatch):
     def some(i):
-        return make(i) if i == 5 else {"x": True}
+        return make(i) if i == 5 else {"x": False}
 
     monkeypatch.setattr("edcache.writer.recheck._some_beside", lambda *arguments: (1, 2))
     CachedDataset(Source(log, some), path)

@@ -195,7 +195,9 @@ def test_a_path_has_the_cache_of_a_dataset(tmp_path):
     ds = edflow.PathCachedDataset(source, path, chunk_size=3)
     assert list(ds.labels) == ["label"]
     assert len(edflow.PathCachedDataset(None, path)) == 11
-    with pytest.raises(StaleCacheError, match="type: 'Source' in the archive, 'builtins:list' now"):
+    with pytest.raises(
+        StaleCacheError, match="attribute samples: .* in the archive, absent now|is another one now"
+    ):
         edflow.PathCachedDataset([{}] * 11, path)
 
 

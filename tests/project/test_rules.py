@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edcache.identity import RULES
+from edcache.identity.verdict import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 SAID = {"refuse": "`StaleCacheError`", "ask": "a sample answers", "warn": "a warning"}

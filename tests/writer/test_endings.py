@@ -75,7 +75,8 @@ def test_an_interrupt_of_a_batch_ends_the_fill(path):
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "skip_final"])
-def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_error):
+def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_error, monkeypatch):
+    monkeypatch.setattr("edcache.writer.recheck._some_beside", lambda *arguments: ())
     source = Ending(KeyboardInterrupt, ())
     with pytest.raises(
         KeyboardInterrupt, match=f"interrupted at index {BAD}; .*a.zip keeps 23 of 40 samples"
