@@ -2,8 +2,6 @@ from .code import reached_from as reached_from
 from .keys import KEYED_COLUMNS as KEYED_COLUMNS
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
-from .keys import guessed as guessed
-from .keys import versions_of as versions_of
 from .recipe import SAME as SAME
 from .recipe import Difference as Difference
 from .recipe import Recipe as Recipe

@@ -60,9 +60,9 @@ def begun(job: Job, keyed: Keyed, appender: Appender) -> tuple[Job, Known]:
     todo = keyed.firsts[places[keyed.firsts] < 0]
     is_shown = (places >= 0) & (places < contents.length - contents.part_count)
     positions = np.flatnonzero(is_shown)
-    asks = [*dict.fromkeys([*job.found.asks, *identity.guessed(job.source)])]
-    job = replace(job, todo=todo, maker=maker, found=job.found._replace(asks=asks))
-    return job, Known(None if chain.root is None else chain.root.index, positions, places[positions])
+    return replace(job, todo=todo, maker=maker), Known(
+        None if chain.root is None else chain.root.index, positions, places[positions]
+    )
 
 
 def order_of(job: Job, keyed: Keyed, appender: Appender, presence: Presence) -> Order:
