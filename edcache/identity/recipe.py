@@ -43,11 +43,11 @@ from edcache.identity.settings import (
     Parts,
     Settings,
     digest_of,
-    is_table,
     name_of,
     parts_of,
     shortened,
 )
+from edcache.identity.tables import is_table
 
 _MOST_LEAVES: Final = 32
 _SETTINGS_NBYTES: Final = 2_000
@@ -320,9 +320,8 @@ def _leaves(source: Any, count: int | None, is_keyed: bool) -> dict[str, _Leaf]:
     """List the attributes of a source by name, and in the place of an object among them its own, if few."""
     root = _Leaf(source, True, False)
     waiting = _children("", root, is_keyed)[1]
-    if not waiting and (
-        type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
-    ):
+    is_array = isinstance(source, np.ndarray | torch.Tensor) or is_table(source)
+    if not waiting and (type(source) in (*_NO_LEAVES, range) or is_array):
         return {"content": root._replace(is_column=_has_items(source, count, is_keyed))}
     return _opened(waiting, count, is_keyed, id(source))
 
@@ -370,11 +369,9 @@ def _children(name: str, leaf: _Leaf, is_keyed: bool) -> tuple[str, list[tuple[s
         return "", []
     is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
     is_told = leaf.is_told or parts.is_told
-    left = parts.columns if is_keyed and parts.is_told else ()
-    # With keys such a part of a library's table only asks.
-    rows = parts.columns if is_keyed and not parts.is_told else ()
+    left = parts.columns if is_keyed else ()
     children = [
-        (f"{dot}{key}", _Leaf(part, leaf.is_exact and key not in rows, is_told, is_fixed))
+        (f"{dot}{key}", _Leaf(part, leaf.is_exact, is_told, is_fixed))
         for key, part in parts.exact.items()
         if key not in left
     ]
@@ -383,8 +380,9 @@ def _children(name: str, leaf: _Leaf, is_keyed: bool) -> tuple[str, list[tuple[s
 
 
 def _parts(value: Any) -> Parts | None:
-    """Return the parts of an object; None of a plain value, a container, an array, and of what has none."""
-    if type(value) in _NO_LEAVES or isinstance(value, np.ndarray | np.generic | torch.Tensor):
+    """Return the parts of an object; None of a plain value, a container, an array, a table, and of what has none."""
+    is_array = isinstance(value, np.ndarray | np.generic | torch.Tensor)
+    if type(value) in _NO_LEAVES or is_array or is_table(value):
         return None
     with suppress(Exception):  # of the user's class
         parts = parts_of(value)
