@@ -227,7 +227,7 @@ class Mapped(Dataset[Any]):
         return made
 
     def _versions_from(self, is_named: bool) -> Callable[[], Sequence[Any]] | None:
-        """Return the function that tells versions of all samples; None if none is to tell more than attributes do.
+        """Return the function that tells versions of all samples; None if nothing tells them.
 
         is_named: `key=` names the samples. It stands for what `fn` reads, such as a prompt, unless `keep` takes
             fields of each sample along.
@@ -243,8 +243,6 @@ class Mapped(Dataset[Any]):
             return tell
         if self._keep:
             return partial(self._versions_with_kept, tell)
-        if tell is None and not isinstance(source, Readable) and identity.guessed(source):
-            tell = partial(identity.versions_of, source)
         return None if tell is None else partial(self._least_versions, tell)
 
     def _least_versions(self, tell: Callable[[], Sequence[Any]]) -> list[Any]:

@@ -70,7 +70,6 @@ from .head import pack_head as pack_head
 from .head import read_head as read_head
 from .key_table import KEY_COLUMN as KEY_COLUMN
 from .key_table import KEYS_NAME as KEYS_NAME
-from .key_table import Key as Key
 from .key_table import KeyTable as KeyTable
 from .key_table import column_hashes as column_hashes
 from .key_table import has_keys as has_keys

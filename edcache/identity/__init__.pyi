@@ -2,8 +2,6 @@ from .code import reached_from as reached_from
 from .keys import KEYED_COLUMNS as KEYED_COLUMNS
 from .keys import Keyed as Keyed
 from .keys import all_of as all_of
-from .keys import guessed as guessed
-from .keys import versions_of as versions_of
 from .recipe import Recipe as Recipe
 from .recipe import recipe_of as recipe_of
 from .recipe import recipe_of_call as recipe_of_call

@@ -20,7 +20,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from edcache.identity.settings import Settings, digest_of, is_table, parts_of
+from edcache.identity.settings import Settings, digest_of
+from edcache.identity.tables import content_of, is_table
 
 _MOST: Final = 4_096  # items
 _WORDS: Final = re.compile(r"([\w.+-]+)").split
@@ -75,7 +76,7 @@ class _Form:
             self._take(len(value))
             return f"{{{', '.join(sorted(f'{self.text(key)}: {self.text(value[key])}' for key in value))}}}"
         if is_table(value):
-            return f"{parts_of(value).word} {self.text(dict(parts_of(value).exact))}"
+            return self.text(content_of(value))
         if isinstance(value, torch.Tensor) or (
             hasattr(value, "__dict__") and not isinstance(value, enum.Enum)
         ):

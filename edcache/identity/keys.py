@@ -1,8 +1,8 @@
 """Keys and versions of samples: they tell which ones an archive has.
 
-A source with `sample_key(index)` names its samples: by text, bytes, an int, or a tuple of these. A version tells that a
-sample changed: by `sample_version(index)`, or by the attributes of the source that have one value for each sample.
-Samples with equal key and version are one sample. Both are label columns of the archive.
+A source with `sample_key(index)` names its samples: by text, bytes, an int, or a tuple of these. Its method
+`sample_version(index)` tells that a sample changed; without one all versions are "", and a sample that is computed
+again tells. Samples with equal key and version are one sample. Both are label columns of the archive.
 
 What must never happen: that two keys of different types, or a version that is another one, are taken for equal.
 """
@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from edcache.base import EdcacheError, Ints, OptionError, SourceError, once
 from edcache.format import (
     KEY_COLUMN,
-    Key,
     from_numpy,
     key_texts,
     missing_rows,
@@ -32,21 +29,18 @@ from edcache.format import (
     pc,
     stored_keys,
 )
-from edcache.identity.recipe import has_method, shared_of, tells, values_of
-from edcache.identity.settings import Settings, columns_of, is_table
+from edcache.identity.recipe import has_method, tells
 
 VERSION_COLUMN: Final = "version"
 KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
 _PIECE: Final = 1 << 20  # samples whose texts are copied at once
 _TOLD: Final = 1 << 16  # keys and versions that are objects of Python at once
-_TOLD_APART: Final = frozenset({bool, bytes, float, int, str, type(None)})  # types whose `repr` is the value
-_VIEWED: Final = frozenset("?bhilqBHILQfd")  # dtypes whose values a memoryview gives, one after another
 
 
 class Keyed:
     """Keys and versions of samples, of a source or of an archive, as an archive stores them.
 
-    Attributes: keys: texts, bytes or integers [n]. versions: texts [n], empty ones if nothing tells them apart.
+    Attributes: keys: texts, bytes or integers [n]. versions: texts [n], empty ones without `sample_version`.
     """
 
     def __init__(self, keys: pa.Array, versions: pa.Array) -> None:
@@ -58,7 +52,7 @@ class Keyed:
         if not tells(source, "sample_key"):
             return None
         keys = _column_of(_told(source, "sample_key"))
-        versions = batched(_versions(source, keys))
+        versions = batched(_versions(source))
         return cls(keys, _joined([pa.array(piece, pa.string()) for piece in versions]))
 
     @classmethod
@@ -217,72 +211,8 @@ def batched(values: Iterable[Any]) -> Iterator[list[Any]]:
         yield piece
 
 
-def versions_of(source: Any) -> list[str]:
-    """Return a version of each sample of a source, as text: from `sample_version`, else from its attributes.
-
-    Attributes are the ones with one value a sample, and what all their values share; without any, all versions are "".
-    """
-    shared = "".join(shared_of(source).values())
-    return [shared + version for version in _versions(source, None)]
-
-
-def _versions(source: Any, keys: pa.Array | None) -> Iterator[str]:
-    """Make an iterator of versions, which are "" if nothing tells the samples apart.
-
-    keys: of the samples. An attribute with the same values, such as a list of files, is no version.
-    """
-    if tells(source, "sample_version"):
-        return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))
-    found = (_plain(value, keys) for _, value in sorted(values_of(source).items()))
-    values = [value for value in found if keys is None or not _are_same(value, keys)]
-    return map(repr, zip(*values, strict=True)) if values else itertools.repeat("", len(source))
-
-
-def _are_same(values: Sequence[Any], keys: pa.Array) -> bool:
-    pieces = (keys.slice(start, _TOLD).to_pylist() for start in range(0, len(keys), _TOLD))
-    return not any(map(operator.ne, values, itertools.chain.from_iterable(pieces)))
-
-
-def guessed(source: Any) -> list[str]:
-    """Name the attributes that are taken for versions; empty if `sample_version` tells them.
-
-    It is a guess: a list that is as long as the source by chance may change every sample. So they ask.
-    """
-    if tells(source, "sample_version"):
-        return []
-    return [f"attribute {name}" for name in values_of(source)]
-
-
-def _plain(values: Any, keys: pa.Array | None = None) -> Sequence[Any]:
-    """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
-    if is_table(values):
-        columns = [_plain(column) for column in columns_of(values)]
-        columns = columns if keys is None else _by_name(columns, keys.to_pylist())
-        return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
-    # The values of a masked array are described: its data do not tell the mask.
-    if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1 and not np.ma.isMA(values):
-        dtype = values.dtype
-        is_viewed = isinstance(dtype, np.dtype) and dtype.isnative and dtype.char in _VIEWED
-        values = np.ascontiguousarray(values).data if is_viewed else values.tolist()
-    if {*map(type, values)} <= _TOLD_APART:
-        return values  # type: ignore[no-any-return]
-    # One by one: a value of another kind is to leave the versions of the others.
-    return [value if type(value) in _TOLD_APART else [*Settings().describe(value)] for value in values]
-
-
-def _by_name(columns: list[Sequence[Any]], keys: list[Key]) -> list[Sequence[Any]]:
-    """Return the columns in the order of the samples, if one of them names each row by a key.
-
-    A source that lists a folder looks up the rows of a table by the names of the files. In the order of the table, a
-    changed row would tell that the sample of another one changed.
-    """
-    orders = list[list[int]]()
-    for names in columns:
-        if {*map(type, names)} == {*map(type, keys)}:
-            rows = {name: row for row, name in enumerate(names)}
-            order = [rows[key] for key in keys if key in rows]
-            if len(rows) == len(order) == len(keys):
-                orders.append(order)
-    if not orders or [*range(len(keys))] in orders:
-        return columns
-    return [[column[row] for row in orders[0]] for column in columns]
+def _versions(source: Any) -> Iterator[str]:
+    """Make an iterator of versions as texts."""
+    if not tells(source, "sample_version"):
+        return itertools.repeat("", len(source))
+    return map(repr, itertools.chain.from_iterable(_told(source, "sample_version")))

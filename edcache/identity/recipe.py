@@ -2,6 +2,7 @@
 
 - **Settings** make every sample: arguments of the call, attributes of the source and of what it holds.
 - **Columns** have one value a sample: a list of files, an array of targets. A longer source has the same first values.
+  Of a source with keys they are left out: samples come and go, and their values with them.
 - What **asks** is compared, and a sample that is computed again answers: the inside of objects of libraries, private
   attributes, an int that is the length of the source then and now, and a path that led elsewhere.
 - **Code** asks as well, see `code.py`.
@@ -25,7 +26,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -41,12 +42,11 @@ from edcache.identity.settings import (
     Parts,
     Settings,
     digest_of,
-    is_table,
     name_of,
     parts_of,
-    shared_by_items,
     shortened,
 )
+from edcache.identity.tables import is_table
 
 _MOST_LEAVES: Final = 64
 _SETTINGS_NBYTES: Final = 2_000
@@ -61,7 +61,6 @@ _ITEM: Final = re.compile(r"\['?([^\]']*)'?\]")
 _ABSENT: Final = object()
 # Kinds of columns, beside dicts and arrays.
 _VALUES: Final = (list, tuple, range)
-_Told: TypeAlias = Literal["", "keys", "versions"]
 # Descriptions of None and of empty containers, which reading may fill.
 _EMPTY: Final = (None, ["{}"], ["[]"], ["set()"])
 _NO_LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, dict, frozenset, list, set, tuple)
@@ -177,7 +176,7 @@ def recipe_of_call(
     given = {**held, **arguments, **changing}
     leaves = [(name, _Leaf(value, name not in changing, False, True)) for name, value in given.items()]
     left = {*ignored}
-    exact, asks = _described(_opened(leaves, None, "", ignored=left, opens_dicts=True), walk, "argument")
+    exact, asks = _described(_opened(leaves, None, False, ignored=left, opens_dicts=True), walk, "argument")
     if unknown := [name for name in ignored if name in left]:
         there = ", ".join(name.removeprefix("argument ") for name in {**exact, **asks})
         raise OptionError(
@@ -213,8 +212,7 @@ def _held(factory: Callable[..., Any]) -> tuple[Mapping[str, Any], Mapping[str, 
 def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] | None = None) -> Recipe:
     """Describe a source by its class and attributes.
 
-    A method `__edcache_fingerprint__` of the class returns a value that counts in the place of the attributes. A source
-    with keys has no columns: its keys and versions stand for them.
+    A method `__edcache_fingerprint__` of the class returns a value that counts in the place of the attributes.
 
     Args:
         call: the call that made the source; its settings are then these. more: settings beside these, by name.
@@ -226,7 +224,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
             f"the generator {source.__qualname__} has begun, and has no first sample; give it anew"
         )
     count, is_keyed = _count_of(source), tells(source, "sample_key")
-    leaves = _leaves_of(source, count)
+    leaves = _leaves(source, count, is_keyed)
     columns = {f"attribute {k}": leaf.value for k, leaf in leaves.items() if leaf.is_column and not is_keyed}
     roots = _roots(leaves)
     walk = Settings(roots)
@@ -243,8 +241,6 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         reached = reached_from([source, *met, *walk.met.values()])
         settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
         code = code_of(reached, _CODE_NBYTES, walk.content)
-    if _told_by(source) == "keys":
-        asks |= shared_of(source)
     again = None if call is None else call.again
     seconds = 0.0 if call is None else call.seconds
     made = Recipe(settings, asks, code, count, columns, roots, again, seconds=seconds)
@@ -299,34 +295,6 @@ def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
     return {f"weights of {name}": shortened(", ".join(parts)) for name, parts in texts.items()}
 
 
-def values_of(source: Any) -> dict[str, Any]:
-    """Return the attributes of a source that have one value for each sample, by name."""
-    return {
-        name: leaf.value for name, leaf in _leaves_of(source, _count_of(source)).items() if leaf.is_column
-    }
-
-
-def shared_of(source: Any) -> dict[str, str]:
-    """Digest names and dtypes of the tables and arrays that are columns, by name: a changed one changes no value."""
-    shared = {name: shared_by_items(value) for name, value in values_of(source).items()}
-    return {
-        f"attribute {name}": digest_of(Settings().text(one))
-        for name, one in shared.items()
-        if one is not None
-    }
-
-
-def _leaves_of(source: Any, count: int | None) -> dict[str, _Leaf]:
-    """List the attributes of a source by name."""
-    return _leaves(source, count, _told_by(source))
-
-
-def _told_by(source: Any) -> _Told:
-    if not tells(source, "sample_key"):
-        return ""
-    return "versions" if tells(source, "sample_version") else "keys"
-
-
 def _count_of(source: Any) -> int | None:
     if not (hasattr(type(source), "__len__") and hasattr(type(source), "__getitem__")):
         return None
@@ -365,24 +333,20 @@ class _Leaf(NamedTuple):
     word: str = ""
 
 
-def _leaves(source: Any, count: int | None, told: _Told) -> dict[str, _Leaf]:
-    """List the attributes of a source by name, and in the place of an object among them its own, if few.
-
-    told: what a source tells of its samples. Versions leave out what they stand for.
-    """
+def _leaves(source: Any, count: int | None, is_keyed: bool) -> dict[str, _Leaf]:
+    """List the attributes of a source by name, and in the place of an object among them its own, if few."""
     root = _Leaf(source, True, False)
-    waiting = _children("", root, told)[1]
-    if not waiting and (
-        type(source) in (*_NO_LEAVES, range) or isinstance(source, np.ndarray | torch.Tensor)
-    ):
-        return {"content": root._replace(is_column=_has_items(source, count, told))}
-    return _opened(waiting, count, told, id(source), {*getattr(type(source), IGNORE, ())})
+    waiting = _children("", root, is_keyed)[1]
+    is_array = isinstance(source, np.ndarray | torch.Tensor) or is_table(source)
+    if not waiting and (type(source) in (*_NO_LEAVES, range) or is_array):
+        return {"content": root._replace(is_column=_has_items(source, count, is_keyed))}
+    return _opened(waiting, count, is_keyed, id(source), {*getattr(type(source), IGNORE, ())})
 
 
 def _opened(
     named: Iterable[tuple[str, _Leaf]],
     count: int | None,
-    told: _Told,
+    is_keyed: bool,
     around: int = 0,
     ignored: set[str] = frozenset(),  # type: ignore[assignment]
     opens_dicts: bool = False,
@@ -402,15 +366,15 @@ def _opened(
             ignored.remove(own)
             continue
         is_asked_for = any(one.startswith(f"{own}.") for one in ignored)
-        is_column = not leaf.is_fixed and _has_items(leaf.value, count, told)
+        is_column = not leaf.is_fixed and _has_items(leaf.value, count, is_keyed)
         leaves[name] = leaf._replace(is_column=is_column)
         if is_column or id(leaf.value) in seen or not (is_asked_for or len(waiting) <= _MOST_LEAVES):
             continue
-        word, children = _children(name, leaf, told, opens_dicts or is_asked_for)
+        word, children = _children(name, leaf, is_keyed, opens_dicts or is_asked_for)
         if children and (is_asked_for or len(waiting) + len(children) <= _MOST_LEAVES):
             seen.add(id(leaf.value))
             leaves[name] = leaf._replace(word=word)
-            if told == "versions" and children[0][1].is_told:
+            if is_keyed and children[0][1].is_told:
                 del leaves[name]  # its class may be another one: a cache, and a view of it
             waiting += children
     return leaves
@@ -422,7 +386,7 @@ def dotted(name: str) -> str:
 
 
 def _children(
-    name: str, leaf: _Leaf, told: _Told, opens_dicts: bool = False
+    name: str, leaf: _Leaf, is_keyed: bool, opens_dicts: bool = False
 ) -> tuple[str, list[tuple[str, _Leaf]]]:
     """Return the attributes of an object, or the items of a short list or dict of objects, by full names.
 
@@ -441,25 +405,21 @@ def _children(
     if parts is None or (name and parts.is_content and not _is_dataset(value)):
         return "", []
     is_fixed = leaf.is_fixed or not (name == "" or parts.is_told or _is_dataset(value))
-    is_told, left = (
-        leaf.is_told or parts.is_told,
-        parts.columns if told == "versions" and parts.is_told else (),
-    )
-    # With keys samples come and go, and such a part with them: a sample that is computed again tells whether others
-    # changed.
-    rows = parts.columns if told and not parts.is_told else ()
-    exact = [(key, part) for key, part in parts.exact.items() if key not in left]
+    is_told = leaf.is_told or parts.is_told
+    left = parts.columns if is_keyed else ()
     children = [
-        (f"{dot}{key}", _Leaf(part, leaf.is_exact and key not in rows, is_told, is_fixed))
-        for key, part in exact
+        (f"{dot}{key}", _Leaf(part, leaf.is_exact, is_told, is_fixed))
+        for key, part in parts.exact.items()
+        if key not in left
     ]
     asking = [(f"{dot}{key}", _Leaf(part, False, False, is_fixed)) for key, part in parts.asking.items()]
     return parts.word, children + asking
 
 
 def _parts(value: Any) -> Parts | None:
-    """Return the parts of an object; None of a plain value, a container, an array, and of what has none."""
-    if type(value) in _NO_LEAVES or isinstance(value, np.ndarray | np.generic | torch.Tensor):
+    """Return the parts of an object; None of a plain value, a container, an array, a table, and of what has none."""
+    is_array = isinstance(value, np.ndarray | np.generic | torch.Tensor)
+    if type(value) in _NO_LEAVES or is_array or is_table(value):
         return None
     with suppress(Exception):  # of the user's class
         parts = parts_of(value)
@@ -476,20 +436,15 @@ def _is_dataset(value: Any) -> bool:
     )
 
 
-def _has_items(value: Any, count: int | None, told: _Told) -> bool:
-    """True for a list, tuple, range, dict, array or table with one item a sample.
-
-    With keys and no versions a dict is none: it need not be in the order of the samples, and a memo would become one.
-    """
+def _has_items(value: Any, count: int | None, is_keyed: bool) -> bool:
+    """True for a list, tuple, range, dict, array or table with one item a sample."""
     if count is None:
         return False
     if isinstance(value, _VALUES):
         return type(value) in _VALUES and len(value) == count
-    if (type(value) is dict and told != "keys") or is_table(value):
+    if type(value) is dict or is_table(value):
         return len(value) == count
-    is_array = isinstance(value, np.ndarray | torch.Tensor) or (
-        told == "versions" and hasattr(value, "__array__")
-    )
+    is_array = isinstance(value, np.ndarray | torch.Tensor) or (is_keyed and hasattr(value, "__array__"))
     is_array = is_array and not isinstance(value, torch.nn.Parameter)
     is_array = is_array and not getattr(value, "is_nested", False)
     return is_array and tuple(np.shape(value)[:1]) == (count,)

@@ -1,12 +1,13 @@
 """`Settings`: what an object holds, as texts that are the same in every process and differ for every other value.
 
-Exact are plain values and containers of them, arrays and tables by sums of all bytes, a function by its defaults and
-closure, a module of torch by the names, dtypes and bytes of its `state_dict()`, an object of the user and a dataset of
-a library by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy scalar is not the number of
-Python.
+Exact are plain values and containers of them, arrays by sums of all bytes, tables by their columns (tables.py), a
+function by its defaults and closure, a module of torch by the names, dtypes and bytes of its `state_dict()`, an object
+of the user and a dataset of a library by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy
+scalar is not the number of Python.
 
 What only asks whether samples are other ones: the attributes of any other object of a library, such as a tokenizer,
-and private attributes, which may hold what reading has made. A sample that is computed again answers.
+the fingerprint of a dataset of Hugging Face, and private attributes, which may hold what reading has made. A sample
+that is computed again answers.
 
 Passed over is what has no plain content: a lock, a logger, a generator of random numbers, an open file.
 
@@ -46,6 +47,7 @@ from torch.utils.data import Dataset, IterableDataset
 from edcache.base import module_name
 from edcache.format import block_crc32s
 from edcache.identity.code import is_library, is_of_library, outer, said
+from edcache.identity.tables import content_of, is_table, library_of
 
 LONG: Final = 120
 _SHOWN: Final = 80
@@ -73,9 +75,6 @@ _IS_NAME: Final = re.compile(r"[\w .()]+").fullmatch
 # Parts of a function; no variable has such a name.
 DEFAULTS: Final = "(defaults)"
 KEYWORD_DEFAULTS: Final = "(keyword defaults)"
-_OF_TABLES: Final = ("datasets", "pandas", "polars", "pyarrow")
-# Methods that give the values of a column as a list; a library has one or more.
-_TO_LISTS: Final = ("to_list", "tolist", "to_pylist")
 IGNORE: Final = "__edcache_ignore__"
 """Class attribute: names of attributes that are no parts; of a source also "cfg.lr", a field of what it holds."""
 _TOLD: Final = "__edcache_fingerprint__"
@@ -280,8 +279,7 @@ class Parts(NamedTuple):
     """Parts of a value, which describe it.
 
     word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
-    first count in the text, the others only ask. columns: names of parts with one value a sample, or of a part that
-    changes with each of them.
+    first count in the text, the others only ask. columns: names of parts with one value a sample.
     is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
     container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
     """
@@ -514,91 +512,12 @@ def _code_of_graph(thing: Any) -> list[Any]:
 
 
 def _parts_of_table(value: Any) -> Parts | None:
-    """Return names, dtypes and values of a table or a column of pandas, polars or arrow; None of anything else."""
-    library, name = _library_of(value), name_of(type(value))
-    if library == "datasets" and hasattr(value, "_fingerprint"):
-        # It changes with every operation.
-        return Parts(name, {"_fingerprint": value._fingerprint}, {}, ("_fingerprint",))
-    if library == "polars" and hasattr(value, "collect"):  # a LazyFrame, whose values are not there yet
-        return Parts(name, {}, {"plan": value.serialize()})
-    if library != "pandas":
-        if not is_table(value):
-            return None
-        # Values, and no buffers: a slice, or other chunks of the same values, are equal.
-        return Parts(name, {"schema": shared_by_items(value), "values": columns_of(value)}, {})
-    if hasattr(value, "iloc"):
-        held = [[*_kind_of(part), *_values_of(part)] for part in _pandas_columns(value)]
-        return Parts(name, {"names": _names_of(value), "columns": held}, {})
-    if not hasattr(value, "dtype"):
-        return None
-    return Parts(name, {"values": [*_kind_of(value), *_values_of(value)]}, {})
-
-
-def _library_of(value: Any) -> str:
-    """Name the library of tables that a class is of, or is derived from, as a GeoDataFrame is; "" without one."""
-    for kin in type(value).__mro__:
-        library = kin.__module__.partition(".")[0]
-        if library in _OF_TABLES:
-            return library
-    return ""
-
-
-def is_table(value: Any) -> bool:
-    """True for a table or a column of pandas, polars or arrow."""
-    is_sized = _library_of(value) in ("pandas", "polars", "pyarrow") and hasattr(type(value), "__len__")
-    return is_sized and any(hasattr(value, name) for name in ("iloc", "schema", *_TO_LISTS))
-
-
-def columns_of(table: Any) -> list[list[Any]]:
-    """Return the columns of a table as objects, and an index of pandas if it is no range, or the values of a column.
-
-    What `shared_by_items` tells is left out.
-    """
-    if hasattr(table, "iloc"):
-        parts = _pandas_columns(table)
-        left = hasattr(table.index, "start")  # of a range, which counts the rows
-        # Times as integers: each as an object takes 50 us.
-        return [getattr(part.array, "asi8", part).tolist() for part in parts[left:]]
-    if hasattr(table, "get_columns"):
-        return [column.to_list() for column in table.get_columns()]
-    if hasattr(table, "columns"):
-        return [column.to_pylist() for column in table.columns]
-    return [next(getattr(table, name)() for name in _TO_LISTS if hasattr(table, name))]
-
-
-def shared_by_items(values: Any) -> Any:
-    """Return what all rows of a table share: names, dtypes and categories; of an array the dtype; None of a list."""
-    if hasattr(values, "iloc"):
-        ends = [getattr(values.index, name, None) for name in ("start", "step")]
-        return _names_of(values), ends, [*map(_kind_of, _pandas_columns(values))]
-    if hasattr(values, "categories"):
-        return _kind_of(values)
-    kinds = (getattr(values, name, None) for name in ("schema", "dtype", "type"))
-    return next((str(kind) for kind in kinds if kind is not None), None)
-
-
-def _pandas_columns(table: Any) -> list[Any]:
-    """Return the levels of the index, and the columns; names of columns may come twice.
-
-    Level by level: the values of an index of several are tuples, which have no dtypes.
-    """
-    levels = [table.index.get_level_values(k) for k in range(table.index.nlevels)]
-    return [*levels, *([table] if table.ndim == 1 else [table.iloc[:, k] for k in range(table.shape[1])])]
-
-
-def _names_of(table: Any) -> tuple[Any, list[list[Any]]]:
-    return table.attrs, [list(axis.names) for axis in table.axes]
-
-
-def _kind_of(column: Any) -> list[Any]:
-    held = getattr(column, "cat", column)
-    categories = [np.asarray(held.categories), held.ordered] if hasattr(held, "categories") else []
-    return [getattr(column, "name", None), str(column.dtype), *categories]
-
-
-def _values_of(column: Any) -> list[Any]:
-    held = getattr(column, "cat", column)
-    return [np.asarray(held.codes if hasattr(held, "categories") else column)]
+    """Return the content of a table or a column of pandas, polars or Arrow; None of anything else."""
+    name = name_of(type(value))
+    if library_of(value) == "datasets" and hasattr(value, "_fingerprint"):
+        # It changes with each row, and may be another one for the same functions in a notebook and in a script.
+        return Parts(name, {}, {"fingerprint": value._fingerprint})
+    return Parts(name, content_of(value), {}) if is_table(value) else None
 
 
 def _parts_of_array(value: Any) -> Parts:

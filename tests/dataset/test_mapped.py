@@ -745,6 +745,9 @@ def test_a_cache_tells_its_keys_and_which_of_its_samples_changed(tmp_path):
         def sample_key(self, index):
             return self.texts[index]
 
+        def sample_version(self, index):
+            return self.sizes[index]
+
         def __getitem__(self, index):
             return {"text": self.texts[index], "size": self.sizes[index]}
 

@@ -297,32 +297,37 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("frame index", Later(frame), Later(lambda: frame().set_axis(np.arange(1000) + 1))),
     ("frame cols", Later(frame), Later(lambda: frame()[["b", "a"]])),
     (
-        "cat order",
-        Later(lambda: pd.Series(pd.Categorical(["a", "b"], ["a", "b"]))),
-        Later(lambda: pd.Series(pd.Categorical(["a", "b"], ["b", "a"]))),
+        "cat",
+        Later(lambda: pd.Series(pd.Categorical(["a", "b"]))),
+        Later(lambda: pd.Series(pd.Categorical(["b", "a"]))),
     ),
     (
-        "cat ordered",
-        Later(lambda: pd.Series(pd.Categorical(["a", "b"], ["a", "b"]))),
-        Later(lambda: pd.Series(pd.Categorical(["a", "b"], ["a", "b"], ordered=True))),
+        "cat vs text",
+        Later(lambda: pd.Series(["a", "b"])),
+        Later(lambda: pd.Series(pd.Categorical(["a", "b"]))),
     ),
     (
         "Categorical",
         Later(lambda: pd.Categorical(["a", "b"], ["a", "b"])),
-        Later(lambda: pd.Categorical(["a", "b"], ["b", "a"])),
+        Later(lambda: pd.Categorical(["b", "b"], ["a", "b"])),
     ),
     ("index name", Later(frame), Later(lambda: frame().rename_axis("q"))),
     ("series name", Later(lambda: frame().a), Later(lambda: frame().a.rename("z"))),
     ("Int64 vs int64", Later(lambda: frame().a), Later(lambda: frame().a.astype("Int64"))),
     (
-        "pd na",
-        Later(lambda: pd.Series([1, None], dtype="Int64")),
-        Later(lambda: pd.Series([1, 0], dtype="Int64")),
-    ),
-    (
         "None vs nan obj",
         Later(lambda: pd.Series([None, 1], dtype=object)),
         Later(lambda: pd.Series([np.nan, 1], dtype=object)),
+    ),
+    (
+        "nan in texts",
+        Later(lambda: pd.Series(["a", np.nan], dtype=object)),
+        Later(lambda: pd.Series(["a", None], dtype=object)),
+    ),
+    (
+        "pd na",
+        Later(lambda: pd.Series([1, None], dtype="Int64")),
+        Later(lambda: pd.Series([1, 0], dtype="Int64")),
     ),
     (
         "pd ts tz",
@@ -559,6 +564,11 @@ SAME: list[tuple[str, Any, Any]] = [
         "frame by columns",
         Later(frame),
         Later(lambda: pd.concat([frame()["a"], frame()["b"]], axis=1)),
+    ),
+    (
+        "order of categories",  # which a sample shows that is made of their numbers
+        Later(lambda: pd.Categorical(["a", "b"], ["a", "b"])),
+        Later(lambda: pd.Categorical(["a", "b"], ["b", "a"])),
     ),
     ("closures", adding([1]), adding([1])),
     ("recursive functions", recursive(1), recursive(1)),

@@ -1,6 +1,7 @@
-"""A source with keys that reads a table: rows tell which samples are new or changed."""
+"""Sources that hold a table: its rows come and go with samples that have keys, and else they are compared."""
 
-from dataclasses import replace
+import decimal
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,18 +72,20 @@ TABLES = {
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_rows_of_a_table_tell_which_samples_are_new_or_changed(tmp_path, log, table):
+def test_a_table_comes_and_goes_with_samples_that_have_keys(tmp_path, log, table):
     path = tmp_path / "a.zip"
     rows = [(f"s{k}", k) for k in range(200)]
     CachedDataset(OfTable(log, table, rows), path, progress=False)
-    rows[7] = ("s7", 700)
     rows = [("first", -1), *rows, ("last", -2)]
     log.write_text("")
     after = CachedDataset(OfTable(log, table, rows), path, progress=False)
     assert [(sample["name"], sample["y"]) for sample in after] == rows
     computed = log.read_text().split()
-    assert {"first", "last", "s7"} <= set(computed)
-    assert len(computed) < 20  # some are compared: a table may as well be a setting
+    assert {"first", "last"} <= set(computed)
+    assert len(computed) <= 3  # one known sample is compared
+    rows[7] = ("s6", 700)
+    with pytest.raises(StaleCacheError, match="sample 7 is another one now: field y"):
+        CachedDataset(OfTable(log, table, rows), path, progress=False, spot_check=202)
 
 
 def test_rows_of_a_dataset_of_hugging_face_are_new_by_their_keys(tmp_path):
@@ -105,6 +108,25 @@ def test_rows_of_a_dataset_of_hugging_face_are_new_by_their_keys(tmp_path):
     assert sum(calls) < 200
     with pytest.raises(StaleCacheError, match="is another one now"):
         edcache.map(lengths, texts(404, scale=2), path, **options)
+
+
+def test_the_fingerprint_of_a_dataset_of_hugging_face_asks_and_refuses_nothing(tmp_path):
+    """The same map has another one in a notebook and in a script."""
+
+    def mapped(add, fingerprint):
+        rows = datasets.Dataset.from_dict({"x": [*range(10)]})
+        return rows.map(lambda row: {"x": row["x"] + add}, new_fingerprint=fingerprint)
+
+    def asked(source):
+        return identity.compare(found, identity.recipe_of(source)).asks
+
+    path = tmp_path / "a.zip"
+    CachedDataset(mapped(0, "script"), path, progress=False)
+    found = identity.recipe_of(mapped(0, "script")).to_json()
+    assert (asked(mapped(0, "script")), asked(mapped(0, "notebook"))) == ([], ["attribute fingerprint"])
+    assert len(CachedDataset(mapped(0, "notebook"), path, progress=False)) == 10
+    with pytest.raises(StaleCacheError, match=r"sample \d is another one now: field x.*fingerprint changed"):
+        CachedDataset(mapped(1, "script of another function"), path, progress=False)
 
 
 class Of:
@@ -130,56 +152,8 @@ class CellOf(Of):
         return self.table["x"][index]
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    """No sample is computed again unasked, as if each took a minute."""
-    learned = identity.learned
-
-    def of_slow(again, codec):
-        first, position, other = learned(again, codec)
-        return replace(first, seconds=60.0), position, other
-
-    monkeypatch.setattr(identity, "learned", of_slow)
-
-
 COLUMNS = {"name": [f"n{k}" for k in range(40)], "x": [*range(40)], "y": [*range(40, 80)]}
 SWAPPED = {"name": COLUMNS["name"], "y": COLUMNS["x"], "x": COLUMNS["y"]}
-
-
-@pytest.mark.parametrize("table", [pandas.DataFrame, polars.DataFrame, pa.table])
-def test_columns_that_swap_names_ask_though_no_value_is_another(tmp_path, slow, table):
-    path = tmp_path / "a.zip"
-    CachedDataset(CellOf(40, table=table(COLUMNS)), path, progress=False)
-    CachedDataset(CellOf(40, table=table(COLUMNS)), path, progress=False)
-    with pytest.raises(StaleCacheError, match="attribute table changed"):
-        CachedDataset(CellOf(40, table=table(SWAPPED)), path, progress=False)
-
-
-class Code(Of):
-    def value(self, index):
-        return int(self.table["x"].cat.codes[index])
-
-
-def test_codes_of_categories_ask(tmp_path, slow):
-    def table(categories):
-        return pandas.DataFrame({"x": pandas.Categorical(["b", "c"] * 20, categories)})
-
-    path = tmp_path / "a.zip"
-    CachedDataset(Code(40, table=table(["b", "c"])), path, progress=False)
-    with pytest.raises(StaleCacheError, match="attribute table changed"):
-        CachedDataset(Code(40, table=table(["a", "b", "c"])), path, progress=False)
-
-
-class Scalar(Of):
-    def value(self, index):
-        return self.values[index]
-
-
-def test_the_dtype_of_an_array_asks(tmp_path, slow):
-    path = tmp_path / "a.zip"
-    CachedDataset(Scalar(40, values=np.arange(40)), path, progress=False)
-    with pytest.raises(StaleCacheError, match="attribute values changed"):
-        CachedDataset(Scalar(40, values=np.arange(40, dtype="i4")), path, progress=False)
 
 
 class Nested(Of):
@@ -206,11 +180,15 @@ class ByName(Of):
         return self.captions[self.sample_key(index)]
 
 
-def test_a_dict_of_a_keyed_source_is_a_setting(tmp_path):
-    captions, path = {f"s{k}": "a text" for k in range(40)}, tmp_path / "a.zip"
+def test_a_dict_with_a_value_for_each_sample_comes_and_goes_and_another_one_is_a_setting(tmp_path):
+    captions, path = {f"s{k}": "a text" for k in range(41)}, tmp_path / "a.zip"
+    CachedDataset(ByName(41, captions=captions), path, progress=False)
+    captions |= {"s41": "a text"}
+    assert len(CachedDataset(ByName(42, captions=captions), path, progress=False)) == 42
+    path = tmp_path / "b.zip"
     CachedDataset(ByName(40, captions=captions), path, progress=False)
     with pytest.raises(StaleCacheError, match="attribute captions"):
-        CachedDataset(ByName(40, captions={**captions, "s39": "another"}), path, progress=False)
+        CachedDataset(ByName(40, captions={**captions, "s41": "another"}), path, progress=False)
 
 
 class Memo(Of):
@@ -237,12 +215,17 @@ class Told(Of):
         return {"values": self.values, **self.more}
 
 
-@pytest.mark.parametrize("more", [{}, {"columns": ["values"]}])
-def test_values_that_a_fingerprint_tells_are_versions_too(tmp_path, more):
+@pytest.mark.parametrize(
+    "more", [{}, {"columns": ["values"]}, {"revision": "one", "columns": ["revision"]}], ids=str
+)
+def test_values_of_samples_that_a_fingerprint_tells_come_and_go_with_keys(tmp_path, more):
     path = tmp_path / "a.zip"
     CachedDataset(Told(40, values=[0] * 40, more=more), path, progress=False)
-    after = CachedDataset(Told(40, values=[0] * 39 + [1], more=more), path, progress=False)
-    assert after[39]["x"] == "1"
+    more = {**more, **({"revision": "two"} if "revision" in more else {})}
+    after = CachedDataset(Told(41, values=[0] * 40 + [1], more=more), path, progress=False)
+    assert after[40]["x"] == "1"
+    with pytest.raises(StaleCacheError, match="sample 40 is another one now: field x"):
+        CachedDataset(Told(41, values=[0] * 40 + [2], more=more), path, progress=False, spot_check=41)
 
 
 class Versioned(Of):
@@ -262,107 +245,17 @@ def test_a_number_of_numpy_is_a_setting_beside_versions(tmp_path, mean):
         CachedDataset(Versioned(4, mean=mean + 1), path, progress=False)
 
 
-def test_the_order_of_attributes_is_no_difference(tmp_path, log):
-    class Two(Of):
-        def value(self, index):
-            log.write_text(log.read_text() + "x")
-            return self.a[index], self.b[index]
-
-    path = tmp_path / "a.zip"
-    CachedDataset(Two(40, a=[*range(40)], b=[*range(40, 80)]), path, progress=False)
-    log.write_text("")
-    CachedDataset(Two(40, b=[*range(40, 80)], a=[*range(40)]), path, progress=False)
-    assert len(log.read_text()) <= 1
-
-
 class Lazy(Of):
     def value(self, index):
         return self.frame.collect().row(index)
 
 
-def test_the_plan_of_a_lazy_frame_asks(tmp_path, slow):
+def test_a_lazy_frame_has_no_values_and_a_sample_answers(tmp_path):
     frame, path = polars.DataFrame(COLUMNS).lazy(), tmp_path / "a.zip"
     CachedDataset(Lazy(40, frame=frame), path, progress=False)
     CachedDataset(Lazy(40, frame=polars.DataFrame(COLUMNS).lazy()), path, progress=False)
-    with pytest.raises(StaleCacheError, match="attribute frame changed"):
+    with pytest.raises(StaleCacheError, match=r"sample \d+ is another one now: field x"):
         CachedDataset(Lazy(40, frame=frame.with_columns(polars.col("x") + 1)), path, progress=False)
-
-
-def test_what_map_reads_from_a_table_has_its_names_too(tmp_path, log):
-    """Its versions stand for the table, so nothing else tells of columns that swap names."""
-
-    def lengths(batch):
-        with log.open("a") as file:
-            file.write("x" * len(batch["v"]))
-        return {"w": batch["v"] + 0}
-
-    class OfFrame(Of):
-        def __getitem__(self, index):
-            return {"id": f"s{index}", "v": int(self.table["x"][index])}
-
-        __edcache_ignore__ = ()
-
-    def mapped(columns):
-        return edcache.map(
-            lengths,
-            OfFrame(40, table=pandas.DataFrame(columns)),
-            tmp_path / "a.zip",
-            key="id",
-            batch_size=8,
-            progress=False,
-        )
-
-    mapped(COLUMNS)
-    log.write_text("")
-    mapped(COLUMNS)
-    assert len(log.read_text()) <= 8
-    assert [int(sample["w"]) for sample in mapped(SWAPPED)] == SWAPPED["x"]
-
-
-class Counted(Of):
-    def __init__(self, count, **held):
-        super().__init__(count, **held)
-        self._computed = []
-
-    def value(self, index):
-        self._computed.append(index)
-        return getattr(self.values, "iloc", self.values)[index]
-
-
-def computed_and_stale(path, before, after):
-    """Fill an archive from values, and again from others. Returns: what was computed then, and what it has wrong."""
-    CachedDataset(Counted(len(before), values=before), path, progress=False)
-    source = Counted(len(after), values=after)
-    cached = CachedDataset(source, path, progress=False)
-    computed = [*source._computed]
-    return computed, [index for index in range(len(after)) if cached[index] != source[index]]
-
-
-MIXED = {
-    "pandas, its NA": (pandas.Series(range(200), dtype="Int64"), pandas.NA),
-    "pandas, NaT": (pandas.Series(["x"] * 200, dtype=object), pandas.NaT),
-    "a list": ([f"x{k}" for k in range(200)], ("y", 1)),
-    "a list of numpy": ([0.5] * 200, np.float32(1)),
-}
-
-
-@pytest.mark.parametrize(("values", "other"), MIXED.values(), ids=MIXED)
-def test_a_value_of_another_kind_leaves_the_versions_of_the_others(tmp_path, values, other):
-    changed = values.copy()
-    changed[7] = other
-    computed, stale = computed_and_stale(tmp_path / "a.zip", values, changed)
-    assert stale == []
-    assert 7 in computed
-    assert len(computed) < 20
-
-
-def test_a_value_that_is_masked_is_another_one(tmp_path):
-    masked = np.ma.masked_array(range(200), mask=[False] * 200)
-    changed = masked.copy()
-    changed[7] = np.ma.masked
-    computed, stale = computed_and_stale(tmp_path / "a.zip", masked, changed)
-    assert stale == []
-    assert len(computed) < 20
 
 
 class Settled:
@@ -398,11 +291,104 @@ def test_one_value_of_a_column_is_another_source(tmp_path, make, count):
         CachedDataset(Settled(make([*range(199), -1]), count), path, progress=False)
 
 
-def test_equal_values_of_arrow_are_no_other_source_wherever_they_lie(tmp_path):
-    path, values = tmp_path / "a.zip", [*range(199), None]
-    CachedDataset(Settled(pa.chunked_array([pa.array(values)])), path, progress=False)
-    in_chunks = pa.chunked_array([pa.array([5, *values]).slice(1, 100), pa.array(values[100:])])
-    CachedDataset(Settled(in_chunks), path, progress=False)
+def described(held):
+    return identity.recipe_of(Settled(held)).to_json()
+
+
+ARROW = {
+    "ints": pa.array([1, 2, None, 4, 5]),
+    "bools": pa.array([True, None, False, True, True]),
+    "floats": pa.array([0.5, float("nan"), None, -0.0, 1]),
+    "texts": pa.array(["a", "", None, "bc", "d"]),
+    "bytes": pa.array([b"a", b"", None, b"bc", b"d"]),
+    "lists": pa.array([[1], [], None, [None, 2], [3]]),
+    "lists of one length": pa.array([[1, 2], [3, 4], None, [5, None], [6, 7]], pa.list_(pa.int32(), 2)),
+    "lists of lists": pa.array([[["a"], []], [], None, [None], [["b", None]]]),
+    "structs": pa.array(
+        [{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None, {"a": 2, "b": None}, {"a": 3, "b": "z"}]
+    ),
+    "categories": pa.array(["a", "b", None, "a", "c"]).dictionary_encode(),
+    "times": pa.array([1, 2, None, 4, 5], pa.timestamp("us", "UTC")),
+    "days": pa.array([1, 2, None, 4, 5], pa.date32()),
+    "times of a day": pa.array([1, 2, None, 4, 5], pa.time64("us")),
+    "decimals": pa.array([decimal.Decimal(k) for k in range(5)]),
+}
+
+
+ORDERS = [
+    [0, 1, 2, 3, 4],
+    [1, 0, 2, 3, 4],
+    [0, 1, 3, 2, 4],
+    [0, 1, 2, 3, 2],
+    [0, 1, 2, 3],
+    [0, 1, 2, 3, 4, 4],
+]
+
+
+@pytest.mark.parametrize("values", ARROW.values(), ids=ARROW)
+def test_values_of_arrow_are_equal_wherever_they_lie_and_each_one_counts(values):
+    around = pa.concat_arrays([values[3:4], values, values[:1]])
+    chunks = [around.slice(1, 2), around.slice(3, 0), around.slice(3, 3)]
+    if pa.types.is_dictionary(values.type):  # categories have other numbers in another chunk
+        chunks[-1] = pa.array(["c", None, "a", "c"]).dictionary_encode().slice(1)
+    assert described(around.slice(1, 5)) == described(values)
+    assert described(pa.table({"x": pa.chunked_array(chunks)})) == described(pa.table({"x": values}))
+    told = {json.dumps(described(values.take(pa.array(rows)))) for rows in ORDERS}
+    assert len(told) == len(ORDERS)
+
+
+def test_bytes_beneath_a_null_are_no_values():
+    def column(beneath):
+        data = pa.py_buffer(np.array([1, beneath, 3], np.int64))
+        return pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), data])
+
+    assert column(0).to_pylist() == column(7).to_pylist() == [1, None, 3]
+    assert described(column(0)) == described(column(7))
+    assert described(column(0)) != described(pa.array([1, 0, 3]))
+
+
+class Thing:
+    def __init__(self, size):
+        self.size = size
+
+
+OBJECTS = {
+    "pandas": lambda size: pandas.Series([Thing(size), "a", 1]),
+    "a table of pandas": lambda size: pandas.DataFrame({"x": [Thing(size), None], "y": [1, 2]}),
+    "a mixed index": lambda size: pandas.Series([1, 2], index=["a", size]),
+    "values of pandas": lambda size: pandas.Series([1, "a", size]).values,
+    "sparse values": lambda size: pandas.arrays.SparseArray([0, size]),
+    "polars": lambda size: polars.Series([Thing(size), 1], dtype=polars.Object),
+    "wide ints of polars": lambda size: polars.Series([size], dtype=polars.Int128),
+}
+
+
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_a_column_that_arrow_cannot_take_is_its_objects(make):
+    """Not their addresses, which polars would give."""
+    assert described(make(3)) == described(make(3))
+    assert described(make(3)) != described(make(4))
+
+
+ALIKE = {
+    "names of pandas": (pandas.DataFrame(COLUMNS), pandas.DataFrame(SWAPPED)),
+    "names of polars": (polars.DataFrame(COLUMNS), polars.DataFrame(SWAPPED)),
+    "names of arrow": (pa.table(COLUMNS), pa.table(SWAPPED)),
+    "an index of pandas": (pandas.Series([1] * 40), pandas.Series([1] * 40, index=range(1, 41))),
+    "an array's dtype": (np.arange(40), np.arange(40, dtype="i4")),
+    "a column's dtype": (pandas.Series(range(40)), pandas.Series(range(40), dtype="i4")),
+    "a type of polars": (polars.Series(range(40)), polars.Series(range(40), dtype=polars.Int32)),
+}
+
+
+@pytest.mark.parametrize("count", [40, 20])
+@pytest.mark.parametrize(("one", "other"), ALIKE.values(), ids=ALIKE)
+def test_names_types_and_an_index_count_as_values_do(tmp_path, one, other, count):
+    path = tmp_path / "a.zip"
+    CachedDataset(Settled(one, count), path, progress=False)
+    CachedDataset(Settled(one, count), path, progress=False)
+    with pytest.raises(StaleCacheError, match="attribute held"):
+        CachedDataset(Settled(other, count), path, progress=False)
 
 
 GROWN = {
@@ -421,51 +407,3 @@ def test_rows_at_the_end_of_a_table_grow_an_archive(tmp_path, make):
     assert len(CachedDataset(Settled(make([*range(210)]), 210), path, **options)) == 210
     with pytest.raises(StaleCacheError, match="attribute held"):
         CachedDataset(Settled(make([-1, *range(1, 220)]), 220), path, **options)
-
-
-class Listed:
-    """A list of files, as a folder gives it, and a table with a row for each, in another order."""
-
-    def __init__(self, names, table):
-        self.names, self.table, self._computed = names, table, []
-
-    def __len__(self):
-        return len(self.names)
-
-    def sample_key(self, index):
-        return self.names[index]
-
-    def row(self, name):
-        if isinstance(self.table, pandas.DataFrame):
-            return self.table.loc[name, "y"]
-        return self.table["y"][self.table["name"].to_list().index(name)]
-
-    def __getitem__(self, index):
-        self._computed.append(index)
-        return {"y": int(self.row(self.names[index]))}
-
-
-BY_NAME = {
-    "pandas": lambda columns: pandas.DataFrame(columns).set_index("name"),
-    "polars": polars.DataFrame,
-    "polars with a label": lambda columns: polars.DataFrame(columns | {"label": [0] * len(columns["y"])}),
-}
-
-
-@pytest.mark.parametrize("key", [str, int])
-@pytest.mark.parametrize("make", BY_NAME.values(), ids=BY_NAME)
-def test_rows_that_are_looked_up_by_key_tell_of_their_samples_in_any_order(tmp_path, make, key):
-    path, names = tmp_path / "a.zip", [*map(key, range(200))]
-    names.sort()
-    columns = {"name": [*names[50:], *names[:50]], "y": [*range(1000, 1200)]}
-    CachedDataset(Listed(names, make(columns)), path, progress=False)
-    columns["y"][columns["name"].index(key(77))] = -1
-    # The table has it at its end, the list in its middle.
-    columns = {"name": [*columns["name"], key(1000)], "y": [*columns["y"], 5]}
-    names = sorted([*names, key(1000)])
-    source = Listed(names, make(columns))
-    cached = CachedDataset(source, path, progress=False)
-    computed = {*source._computed}
-    assert [sample["y"] for sample in cached] == [sample["y"] for sample in source]
-    assert {names.index(key(77)), names.index(key(1000))} <= computed
-    assert len(computed) < 20

@@ -150,7 +150,7 @@ def test_a_setting_of_the_source_makes_the_archive_stale(tmp_path, log):
         filled(Named(log, "abcd", setting=2000), path)
 
 
-def test_a_list_that_appears_or_goes_is_no_setting_of_samples_with_versions(tmp_path, log):
+def test_a_list_that_appears_or_goes_is_no_setting_of_samples_with_keys(tmp_path, log):
     path = tmp_path / "a.zip"
     filled(Named(log, "abc"), path)
     for names, notes in (("abcd", [1, 2, 3, 4]), ("abcde", None), ("abcdef", [1, 2, 3])):
@@ -161,7 +161,7 @@ def test_a_list_that_appears_or_goes_is_no_setting_of_samples_with_versions(tmp_
 
 
 class Plain:
-    """Without versions: what the source has for each sample tells samples apart."""
+    """Samples with keys and without versions, which are read from attributes with one value a sample."""
 
     def __init__(self, files, targets):
         self.files, self.targets = files, targets
@@ -180,13 +180,46 @@ class Plain:
     "form",
     [list, np.array, torch.tensor, lambda rows: np.array(rows, ">i4"), lambda rows: np.array(rows)[:, None]],
 )
-def test_without_a_version_the_values_of_a_sample_tell_that_it_changed(tmp_path, form):
+def test_without_a_version_known_samples_stay_and_one_that_is_compared_tells_that_it_changed(tmp_path, form):
     path = tmp_path / "a.zip"
     filled = CachedDataset(Plain(["a", "b", "c"], form([1, 2, 3])), path, progress=False)
-    filled = CachedDataset(Plain(["b", "a", "c", "d"], form([2, 1, 7, 4])), path, progress=False)
+    assert filled.labels.to_list("version") == [""] * 3
+    filled = CachedDataset(Plain(["b", "a", "c", "d"], form([2, 1, 3, 4])), path, progress=False)
     assert [sample["n"] for sample in filled] == ["b", "a", "c", "d"]
-    assert [int(np.ravel(sample["y"])[0]) for sample in filled] == [2, 1, 7, 4]
+    assert [int(np.ravel(sample["y"])[0]) for sample in filled] == [2, 1, 3, 4]
     assert filled.by_key(("file", "c"))["n"] == "c"
+    for names, targets in (("bacd", [2, 1, 7, 4]), ("bacde", [2, 1, 7, 4, 5])):
+        with pytest.raises(StaleCacheError, match="sample 2 is another one now: field y"):
+            CachedDataset(Plain([*names], form(targets)), path, progress=False, spot_check=4)
+
+
+def test_a_refill_without_versions_computes_new_samples_and_one_known_one(path, log):
+    """Also where the source holds its keys: a list of these says nothing of known samples."""
+
+    class Pages:
+        def __init__(self, names):
+            self.names, self._sizes = names, {name: len(name) for name in names}
+
+        def __len__(self):
+            return len(self.names)
+
+        def sample_key(self, index):
+            return self.names[index]
+
+        def __getitem__(self, index):
+            with open(log, "a") as file:
+                file.write(f"{self.names[index]}\n")
+            return {"length": self._sizes[self.names[index]]}
+
+    names = [f"k{k}" for k in range(100)]
+    CachedDataset(Pages(names), path, progress=False)
+    for now, new in ((["new", *names], ["new"]), (["new", *names][::-1], []), (names, [])):
+        take_calls(log)
+        ds = CachedDataset(Pages(now), path, progress=False)
+        calls = take_calls(log)
+        assert {*new} <= {*calls}
+        assert len(calls) <= len(new) + 1
+        assert [sample["length"] for sample in ds] == [*map(len, now)]
 
 
 @pytest.mark.parametrize(
@@ -441,6 +474,9 @@ def test_a_list_with_keys_is_a_source(tmp_path):
     class Rows(list):
         def sample_key(self, index):
             return self[index]["name"]
+
+        def sample_version(self, index):
+            return self[index]["y"]
 
     path = tmp_path / "a.zip"
     CachedDataset(Rows([{"name": "a", "y": 1}, {"name": "b", "y": 2}]), path, progress=False)
@@ -1060,6 +1096,6 @@ def test_samples_that_fail_are_passed_over_when_known_ones_are_compared(tmp_path
     assert [sample["name"] for sample in made] == [*names, "new"]
     source = FailingToday([*names, "another"], names)
     with pytest.raises(
-        StaleCacheError, match=r"attribute names changed, and sample \d+ was not compared: .*not today"
+        StaleCacheError, match=r"attribute _failing changed, and sample \d+ was not compared: .*not today"
     ):
         CachedDataset(source, path, on_error=on_error, progress=False)

@@ -535,7 +535,6 @@ def test_a_table_is_described_by_its_values_and_not_by_its_blocks() -> None:
     assert described(Source(a=one)) == described(Source(a=other))
     changed = [
         one.rename_axis("i"),
-        one.rename_axis(columns="c"),
         one.rename(columns={"x": "w"}),
         one[["y", "x", "z"]],
         one.astype({"x": "Int64"}),
@@ -544,8 +543,6 @@ def test_a_table_is_described_by_its_values_and_not_by_its_blocks() -> None:
         one.set_index(["x", "z"]),
         one.assign(z=pandas.Categorical(["a", "b"])).set_index(["x", "z"]),
         one.assign(z=pandas.Categorical(["a", "b"])),
-        one.assign(z=pandas.Categorical(["a", "b"], ["b", "a"])),
-        one.assign(z=pandas.Categorical(["a", "b"], ordered=True)),
         having(one.copy(), _attrs={"unit": "m"}),
         one["x"],
         one["x"].rename("w"),
@@ -832,6 +829,6 @@ def test_a_dataset_that_was_shuffled_again_is_noticed(tmp_path: Path) -> None:
     rows = datasets.Dataset.from_dict({"x": list(range(20))})
     path = tmp_path / "a.zip"
     one, other = rows.shuffle(seed=1), rows.shuffle(seed=2)
-    assert_stale(one, other, path, "attribute _fingerprint: '")
-    text = "attribute dataset._fingerprint: '"
-    assert_stale(Subset(one, [0]), Subset(other, [0]), tmp_path / "b.zip", text)
+    assert_stale(one, other, path, "is another one now", "attribute fingerprint changed")
+    text = "attribute dataset.fingerprint changed"
+    assert_stale(Subset(one, [0]), Subset(other, [0]), tmp_path / "b.zip", "is another one now", text)
