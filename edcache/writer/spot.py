@@ -81,11 +81,7 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
     found = {*state}
     if recipe.again is not None:
         # It knows no attributes.
-        found |= {
-            name
-            for name in recipe.changed(recipe.again())
-            if name.removeprefix("inside of ").startswith("argument ")
-        }
+        found |= {name for name in recipe.changed(recipe.again()) if name.startswith("argument ")}
     fingerprint = recipe.put_into(job.head.fingerprint, found)
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
@@ -259,7 +255,7 @@ def _check(job: Job, session: Session, *, adds: bool, known: Known | None = None
 def not_compared(job: Job, session: Session, why: str) -> None:
     """Tell that no sample could be compared though something asks.
 
-    Raises: StaleCacheError, the inside of an object of a library has changed; of code it is a warning.
+    Raises: StaleCacheError, an attribute that only asks has changed; of code it is a warning.
     """
     if not _may_compare(job, session):
         return

@@ -174,7 +174,7 @@ def describe(value: Any) -> Any:
         (Size(3, [0.5]), "Size(unit=[0.5], width=3)"),
         (PurePosixPath("a/b"), "Path('a/b')"),
         (datetime.date(2024, 2, 29), "datetime.date(2024, 2, 29)"),
-        (collections.deque([1]), "collections:deque(made 0=[1])"),
+        (collections.deque([1]), "collections:deque(of=([1], None))"),
         (uuid.UUID(int=1), "UUID('00000000-0000-0000-0000-000000000001')"),
         (len, "builtins:len"),
         (Size, "Size"),
