@@ -262,6 +262,8 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
     asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
     if asked:
         asks[name] = digest_of(asked)
+    if told.private:
+        asks[f"inside of {name}"] = told.private
     return told.exact if is_exact else _ABSENT
 
 

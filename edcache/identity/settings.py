@@ -125,11 +125,14 @@ class Described(NamedTuple):
 
     exact: JSON. None, a bool, an int and a text stand for themselves; any other value is a list with its text, so
         0.5 is ["0.5"] and differs from "0.5".
-    asks: digest of the parts that only ask; "" without any.
+    asks: digest of the parts that only ask; "" without any, as of `private`.
+    private: digest of private attributes of objects, and of all that they hold, which also ask. They may be other ones
+        in every process, and so make no path.
     """
 
     exact: Any
     asks: str = ""
+    private: str = ""
 
 
 class Settings:
@@ -150,6 +153,8 @@ class Settings:
         self._known: dict[int, tuple[Any, str]] = {}
         self._lowest = _NO_LEVEL  # of the open values that the last one names
         self._asked: list[str] = []
+        self._private: list[str] = []
+        self._noted = self._asked  # the one of these that attributes are noted in
 
     def describe(self, value: Any) -> Described:
         """Describe a value; a text longer than `LONG` is cut, with a digest of all."""
@@ -157,12 +162,14 @@ class Settings:
             return Described(value)
         if type(value) is str:
             return Described(shortened(value))
-        self._asked = []
+        self._noted = self._asked = []
+        self._private = []
         try:
             exact: Any = [shortened(self.text(value))]
         except RecursionError:  # nested too deep
             exact = [name_of(type(value))]
-        return Described(exact, digest_of("\n".join(sorted(self._asked))) if self._asked else "")
+        texts = ("\n".join(sorted(noted)) for noted in (self._asked, self._private))
+        return Described(exact, *(digest_of(text) if text else "" for text in texts))
 
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""
@@ -213,11 +220,19 @@ class Settings:
         self.met.setdefault(id(thing), thing)
         parts = parts_of(value)
         for name, part in sorted(parts.asking.items()):
-            self._asked.append(f"{parts.word} {self._item(name, part)}")
+            self._ask(parts.word, name, part)
         if not parts.exact:
             return parts.word
         exact = sorted(parts.exact.items())
         return f"{parts.word}({', '.join(self._item(name, part) for name, part in exact)})"
+
+    def _ask(self, word: str, name: str, part: Any) -> None:
+        outer = self._noted
+        self._noted = self._private if name.startswith("_") else outer
+        try:
+            self._noted.append(f"{word} {self._item(name, part)}")
+        finally:
+            self._noted = outer
 
     def _item(self, name: str, part: Any) -> str:
         return f"{name if _IS_NAME(name) else repr(name)}={self.text(part)}"

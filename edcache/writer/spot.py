@@ -81,7 +81,11 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
     found = {*state}
     if recipe.again is not None:
         # It knows no attributes.
-        found |= {name for name in recipe.changed(recipe.again()) if name.startswith("argument ")}
+        found |= {
+            name
+            for name in recipe.changed(recipe.again())
+            if name.removeprefix("inside of ").startswith("argument ")
+        }
     fingerprint = recipe.put_into(job.head.fingerprint, found)
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
