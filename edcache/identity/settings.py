@@ -38,7 +38,6 @@ import types
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -47,7 +46,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from edcache.base import module_name
 from edcache.format import block_crc32s
-from edcache.identity.code import is_library, is_of_library, outer, said
+from edcache.identity.code import attributes_of, is_library, is_of_library, outer, said
 
 LONG: Final = 120
 _SHOWN: Final = 80
@@ -302,8 +301,8 @@ def parts_of(value: Any) -> Parts:
     for each sample. Without one, a class attribute `__edcache_ignore__` names attributes that are no parts.
     """
     kind = type(value)
-    if isinstance(value, type) or inspect.ismodule(value):
-        return _word(f"module {value.__name__}" if inspect.ismodule(value) else name_of(value))
+    if isinstance(value, type):
+        return _word(name_of(value))
     if isinstance(value, enum.Enum):
         return _word(f"{kind.__qualname__}.{value.name or repr(value.value)}")
     if kind in _REPR_IS_VALUE or isinstance(value, np.dtype):
@@ -345,19 +344,6 @@ def _parts_told(name: str, answer: Any) -> Parts:
     )
     columns = told.pop("columns", ()) if isinstance(told.get("columns"), list | tuple) else ()
     return Parts(name, told, {}, tuple(map(str, columns)), True)
-
-
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object holds, in slots too; no code of its class runs."""
-    held: dict[str, Any] = {}
-    with suppress(AttributeError):
-        held.update(object.__getattribute__(value, "__dict__"))
-    for kin in type(value).__mro__:
-        for name, slot in vars(kin).items() if "__slots__" in vars(kin) else ():
-            if isinstance(slot, types.MemberDescriptorType):
-                with suppress(AttributeError):
-                    held[name] = slot.__get__(value)
-    return held
 
 
 def _parts_of_object(value: Any) -> Parts:
@@ -543,8 +529,6 @@ def _parts_of_array(value: Any) -> Parts:
     public = {} if kind is np.memmap else {k: v for k, v in attributes_of(value).items() if k[0] != "_"}
     shape = "nested" if getattr(value, "is_nested", False) else list(value.shape)
     header = f"{'ndarray' if kind is np.memmap else kind.__name__}({value.dtype}{shape}"
-    # A sample may show it; the weights of a model have it in training alone.
-    asking = {"requires_grad": True} if getattr(value, "requires_grad", False) else {}
     data: Any = None
     parts: list[Any] = []
     if isinstance(value, torch.Tensor):
@@ -564,19 +548,17 @@ def _parts_of_array(value: Any) -> Parts:
         # and 32 bits beside each other never do; but who wants to makes other bytes with the same sums.
         sums = block_crc32s(data.data)
         word = f"{header}, digest:{digest_of(memoryview(sums) if sums else data.data)})"
-    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, asking)
+    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, {})
 
 
 def _data_of_tensor(value: torch.Tensor) -> tuple[Any, list[Any]]:
-    """Return the bytes of a tensor as an array; else None and its parts; neither of one without data."""
-    if value.is_meta:
-        return None, []
+    """Return the bytes of a tensor as an array; else None and its parts. Raises: as torch, it has no data."""
     if value.is_nested:
         return None, [str(value.layout), *value.unbind()]
     if value.is_quantized:
         return None, [str(value.qscheme()), value.int_repr(), value.dequantize()]
     if value.layout != torch.strided:
-        pairs = value.detach().cpu().to_sparse_coo().coalesce()
+        pairs = value.detach().cpu().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
         return None, [str(value.layout), pairs.indices(), pairs.values()]
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     # The stride of a single value may be any number, and must be 1 for a view.

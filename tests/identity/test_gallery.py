@@ -85,6 +85,16 @@ class Real(float):
     pass
 
 
+class Day(dt.date):
+    pass
+
+
+def quantized(value: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.tensor([value]), 0.1, 0, torch.quint8)
+
+
 class Plain:
     k = 1
 
@@ -451,7 +461,6 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("dtype", np.dtype("i4"), np.dtype("i8")),
     ("dtype meta", np.dtype("M8[s]"), np.dtype("M8[ms]")),
     ("torch dtype", torch.zeros(2), torch.zeros(2, dtype=torch.half)),
-    ("rg", torch.zeros(2), torch.zeros(2, requires_grad=True)),
     ("param", torch.zeros(2, requires_grad=True), torch.nn.Parameter(torch.zeros(2))),
     ("torch dtype obj", torch.float32, torch.float64),
     ("torch device", torch.device("cpu"), torch.device("cuda:0")),
@@ -464,7 +473,8 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ),
     ("traced", Later(lambda: traced(0)), Later(lambda: traced(1))),
     ("frozen trace", Later(lambda: frozen(0)), Later(lambda: frozen(1))),
-    ("parameter's gradient", torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2), False)),
+    ("quantized", quantized(1.0), quantized(2.0)),
+    ("subclass of date", Day(2020, 1, 1), Day(2020, 1, 2)),
     ("constant of a metaclass", Later(lambda: of_metaclass(1)), Later(lambda: of_metaclass(2))),
     ("class made by a call", type("O", (), {"x": 1})(), type("O", (), {"x": 2})()),
     ("descriptor", type("O", (), {"x": Constant(1)})(), type("O", (), {"x": Constant(2)})()),
@@ -625,6 +635,8 @@ SHOWN: list[tuple[str, Any, Any, Callable[[Any], Any]]] = [
         lambda element: element.get("b"),
     ),
     ("exception", ValueError(1), ValueError(2), str),
+    ("gradient", torch.zeros(2), torch.zeros(2, requires_grad=True), lambda tensor: tensor.requires_grad),
+    ("module of Python", math, operator, lambda module: module.__name__),
     ("count", itertools.count(1), itertools.count(2), repr),
     ("private attribute of a library", Spread(1), Spread(2), lambda spread: spread._by),
 ]
