@@ -259,7 +259,7 @@ def _check(job: Job, session: Session, *, adds: bool, known: Known | None = None
 def not_compared(job: Job, session: Session, why: str) -> None:
     """Tell that no sample could be compared though something asks.
 
-    Raises: StaleCacheError, an attribute that only asks has changed; of code it is a warning.
+    Raises: StaleCacheError, the inside of an object of a library has changed; of code it is a warning.
     """
     if not _may_compare(job, session):
         return

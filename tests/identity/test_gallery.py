@@ -423,6 +423,8 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("True 1.0", True, 1.0),
     ("[1] [True]", [1], [True]),
     ("(1,)(1.0,)", (1,), (1.0,)),
+    ("dicts in a list", [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": True}]),
+    ("keys of dicts in a list", [{1: 1}], [{True: 1}]),
     ("nested tuple", [(1,)], [(True,)]),
     ("complex -0", complex(0, 0.0), complex(0, -0.0)),
     ("bytes ba", b"a", bytearray(b"a")),
@@ -533,6 +535,7 @@ def test_values_that_differ_in_one_place_are_told_apart(one: Any, other: Any) ->
 
 SAME: list[tuple[str, Any, Any]] = [
     ("order of a dict", {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ("order of dicts in a list", [{"a": 1, "b": 2}, {"a": 3}], [{"b": 2, "a": 1}, {"a": 3}]),
     ("order of a set", {*"abcdef"}, {*"fedcba"}),
     ("order of a set of tuples", {(1, 2), (3, 4)}, {(3, 4), (1, 2)}),
     ("order of attributes", types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
@@ -575,6 +578,7 @@ SAME: list[tuple[str, Any, Any]] = [
         with_attributes(Plain, _a=None),
         with_attributes(Plain, _a={}),
     ),
+    ("a set of objects", *({with_attributes(Plain, _a=k) for k in range(20)} for _ in range(2))),
     ("generators of numbers", random.Random(1), random.Random(2)),
     ("generators of numpy", np.random.default_rng(1), np.random.default_rng(2)),
     ("states of numpy", np.random.RandomState(1), np.random.RandomState(2)),

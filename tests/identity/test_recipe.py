@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -297,6 +298,20 @@ def test_a_structure_of_shared_parts_ends() -> None:
     for _ in range(100):
         one, other = [one, one], [other, other]
     assert describe(one) == describe(one) != describe(other)
+
+
+@pytest.mark.parametrize("roots", [{}, {"/r/": "root"}], ids=["bare", "root"])
+def test_a_list_has_the_texts_of_its_items(roots: dict[str, str]) -> None:
+    """Many plain values are written at once."""
+    draw = random.Random(0)
+    keys: list[Any] = ["a", "a ", "b'", "/r/x", "/r/y", "c", "\n"]
+    values = [1, True, 1.0, "x", "/r/q", None, b"/r/", 'a"b', "//"]
+    for k in range(1_000):
+        some = keys if k % 2 else [*keys, 1, 2.0, None]
+        drawn = ({key: draw.choice(values) for key in draw.sample(some, draw.randrange(4))} for _ in "12")
+        made = [*drawn, *([(1, "/r/z")] if k % 3 else [])]
+        items = ", ".join(Settings(roots).text(item) for item in made)
+        assert Settings(roots).text(made) == f"[{items}]"
 
 
 def adder(k: int) -> Callable[[int], int]:
