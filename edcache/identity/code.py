@@ -34,17 +34,19 @@ _PACKAGES: Final = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _OWN: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FUNCTIONS: Final = (types.FunctionType, types.MethodType, functools.partial)
-# Attributes of methods, descriptors and partials that lead to functions.
-_INNER: Final = {
-    types.MethodType: ("__func__", "__self__"),
-    functools.partial: ("func", "args", "keywords"),
-    functools.partialmethod: ("func", "args", "keywords"),
+# Attributes that lead to functions, by kind of what wraps them: in the body of a class, and anywhere.
+_DESCRIPTORS: Final[dict[type, tuple[str, ...]]] = {
     functools.cached_property: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
     property: ("fget", "fset"),
     staticmethod: ("__func__",),
     classmethod: ("__func__",),
 }
-_DESCRIPTORS: Final = (staticmethod, classmethod, property, functools.cached_property)
+_INNER: Final = {
+    **_DESCRIPTORS,
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__func__", "__self__"),
+}
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
 # Methods that change a container. What code names where it calls one, or assigns to an item, is no constant.

@@ -312,7 +312,7 @@ def parts_of(value: Any) -> Parts:
     name = name_of(kind)
     if hasattr(kind, _TOLD):
         return _parts_told(name, getattr(kind, _TOLD)(value))
-    if isinstance(value, functools.partial | functools.partialmethod):
+    if isinstance(value, functools.partial):
         return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
     # A user's descriptor is a routine to `inspect`, too, and has attributes.
     is_routine = inspect.isroutine(value) and kind.__module__ == "builtins"
@@ -403,11 +403,10 @@ def _parts_of_function(value: Any) -> Parts:
 
 def _parts_of_module(value: torch.nn.Module) -> Parts:
     """Return class, weights and attributes of a module of torch; of a compiled or a parallel one what it wraps."""
-    while True:
-        inner = next(
-            (value._modules[name] for name in ("_orig_mod", "module") if name in value._modules), None
-        )
-        if inner is None or not is_of_library(type(value).__module__):
+    while is_of_library(type(value).__module__):
+        names = (name for name in ("_orig_mod", "module") if name in value._modules)
+        inner = next((value._modules[name] for name in names), None)
+        if inner is None:
             break
         value = inner
     weights = dict[str, Any](value.state_dict())
