@@ -293,27 +293,37 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 def _contents_of(thing: Any, describe: Callable[[Any], Any]) -> list[str]:
     """Describe the code of a function or a generator, and the values that it names; of what it changes the class."""
-    code = _code_of(thing)
-    touched, named = said(code).touched, _named(thing) if type(thing) is types.FunctionType else ()
-    return [
-        _text(code, describe),
-        *(
-            f"{name}={type(value).__name__ if name.rpartition('.')[2] in touched else _text(value, describe)}"
-            for name, value in named
-        ),
-    ]
+    texts, touched = [_text_of_code(_code_of(thing))], said(_code_of(thing)).touched
+    for name, value in _named(thing) if type(thing) is types.FunctionType else ():
+        is_state = name.rpartition(".")[2] in touched
+        texts.append(f"{name}={type(value).__name__ if is_state else _text(value, describe)}")
+    return texts
 
 
 def _text(value: Any, describe: Callable[[Any], Any]) -> str:
     """Describe a value; a function, a class or a module by its name, since their code is told by itself."""
     kind = type(value)
-    if kind is types.CodeType:
-        return f"{value.co_code.hex()} {value.co_names} {[_text(part, describe) for part in value.co_consts]}"
     if kind in _DESCRIPTORS:
         return f"{kind.__name__} {[_text(getattr(value, name), describe) for name in _INNER[kind]]}"
     if issubclass(kind, type) or kind is types.FunctionType:
         return str(value.__qualname__ if kind is types.FunctionType else _QUALNAME(value))
     return str(value.__name__ if kind is types.ModuleType else describe(value))
+
+
+@functools.lru_cache(4_096)
+def _text_of_code(code: types.CodeType) -> str:
+    return f"{code.co_code.hex()} {code.co_names} {[*map(_text_of_constant, code.co_consts)]}"
+
+
+def _text_of_constant(value: Any) -> str:
+    """Describe a constant: an int of any length, and a frozen set in an order of its own."""
+    kind = type(value)
+    if kind is types.CodeType:
+        return _text_of_code(value)
+    if kind in (tuple, frozenset):
+        texts = [*map(_text_of_constant, value)]
+        return f"{kind.__name__} {sorted(texts) if kind is frozenset else texts}"
+    return hex(value) if kind is int else repr(value)
 
 
 def _digest(*texts: str) -> str:
