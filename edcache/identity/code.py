@@ -218,8 +218,8 @@ def said(code: types.CodeType) -> Said:
                     told.attributes.add(name)
                 elif kind.endswith("_SUBSCR"):
                     told.touched.add(_container_of(parts, place))
-            elif kind in ("LOAD_METHOD", "LOAD_ATTR") and name in _CHANGES and place:
-                told.touched.add(parts[place - 1].argval)
+            elif kind in ("LOAD_METHOD", "LOAD_ATTR") and name in _CHANGES:
+                told.touched.add(_loaded_before(parts, place))
     told.changed.difference_update(code.co_cellvars)
     return told
 
@@ -236,7 +236,12 @@ def _container_of(parts: list[dis.Instruction], place: int) -> Any:
         place -= 1
         argument = parts[place].arg if parts[place].opcode >= dis.HAVE_ARGUMENT else None
         left -= dis.stack_effect(parts[place].opcode, argument, jump=False)
-    if place and parts[place - 1].opname == "BINARY_SUBSCR":  # an item of an item
+    return _loaded_before(parts, place)
+
+
+def _loaded_before(parts: list[dis.Instruction], place: int) -> Any:
+    """Return the name of what is loaded before an instruction; of an item, as in `x[i].append`, its container's."""
+    if place and parts[place - 1].opname == "BINARY_SUBSCR":
         return _container_of(parts, place - 1)
     return parts[place - 1].argval if place else None
 
@@ -279,11 +284,13 @@ _attributes: Final = type.__dict__["__dict__"].__get__
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object holds, in slots too; no code of its class runs."""
-    held: dict[str, Any] = {}
+    """Return the attributes that an object holds, in slots too; no code of its class runs. Cached properties are none."""
+    kinds, held = [*map(_attributes, _MRO(type(value)))], dict[str, Any]()
     with suppress(Exception):  # of a class that has another `__dict__`
-        held.update(object.__getattribute__(value, "__dict__"))
-    for attributes in map(_attributes, _MRO(type(value))):
+        for name, part in object.__getattribute__(value, "__dict__").items():
+            if not any(type(attributes.get(name)) is functools.cached_property for attributes in kinds):
+                held[name] = part
+    for attributes in kinds:
         for name, slot in attributes.items() if "__slots__" in attributes else ():
             if isinstance(slot, types.MemberDescriptorType):
                 with suppress(AttributeError):

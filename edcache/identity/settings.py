@@ -8,8 +8,7 @@ Python.
 Other parts only ask whether samples are other ones, and a sample that is computed again answers: public attributes of
 any other object of a library, such as a transform, and private attributes, which may hold what reading has made.
 
-Not described is what a library keeps to itself, in private attributes or in C, as a tokenizer or an iterator does:
-a sample shows it.
+Not described is what a library keeps to itself, in private attributes or in C, as a tokenizer does: a sample shows it.
 
 Passed over is what has no plain content: a lock, a logger, a generator of random numbers, an open file.
 

@@ -99,6 +99,17 @@ class Plain:
     k = 1
 
 
+class Worded:
+    @functools.cached_property
+    def words(self) -> list[str]:
+        return ["a"]
+
+
+def read(worded: Worded) -> Worded:
+    assert worded.words
+    return worded
+
+
 class Derived(Plain):
     k = 2
 
@@ -579,6 +590,7 @@ SAME: list[tuple[str, Any, Any]] = [
         with_attributes(Plain, _a={}),
     ),
     ("a set of objects", *({with_attributes(Plain, _a=k) for k in range(20)} for _ in range(2))),
+    ("a property that reading caches", Worded(), read(Worded())),
     ("generators of numbers", random.Random(1), random.Random(2)),
     ("generators of numpy", np.random.default_rng(1), np.random.default_rng(2)),
     ("states of numpy", np.random.RandomState(1), np.random.RandomState(2)),

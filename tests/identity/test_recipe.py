@@ -443,6 +443,68 @@ def test_a_call_that_counts_calls_is_no_other_call() -> None:
     assert compare(before.to_json(state), now) == ([], [], [], [])
 
 
+CHANGING = """
+import functools
+from collections import Counter, defaultdict, deque
+CACHE, COUNT, DEFAULT, SEEN, LOG, QUEUE = {}, Counter(), defaultdict(list), set(), [], deque()
+STATS, NEST, NAMED, N = {"n": 0}, {"a": {}}, {}, 0
+
+def named(function):
+    NAMED[function.__name__] = function
+    return function
+
+@named
+def one(x):
+    return x
+
+class Net:
+    memo, calls = {}, 0
+
+    @functools.cached_property
+    def size(self):
+        return 3
+
+    def __call__(self, x):
+        Net.calls += 1
+        self._last = x
+        self.memo[x] = x
+
+NET = Net()
+
+def work(x):
+    global N
+    N += 1
+    CHANGE
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "STATS['n'] += 1",
+        "NEST['a'][x] = 1",
+        "NEST['a']['b'] = NEST['a'].get('b', 0) + x",
+        "COUNT[x] += 1",
+        "COUNT.update([x])",
+        "DEFAULT[x % 3].append(x)",
+        "LOG.append(x)",
+        "SEEN.add(x)",
+        "QUEUE.append(x)",
+        "CACHE[x, len(LOG)] = x",
+        "CACHE[x] = CACHE.get(x) or NAMED['one'](x)",
+        "CACHE.setdefault(x, []).append(x)",
+        "NET.memo[x] = NET.size",
+    ],
+)
+def test_code_that_changes_what_it_names_does_not_ask_for_that(change: str) -> None:
+    names: dict[str, Any] = {"__name__": "nowhere"}
+    exec(CHANGING.replace("CHANGE", change), names)
+    before = recipe_of_call(names["work"], {})
+    for x in range(3):
+        names["work"](x)
+    assert compare(before.to_json(), recipe_of_call(names["work"], {})) == ([], [], [], [])
+
+
 # -------------------------------------------------------------------------------------- differences
 
 
