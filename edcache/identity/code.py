@@ -240,7 +240,7 @@ def _container_of(parts: list[dis.Instruction], place: int) -> Any:
 
 
 def _loaded_before(parts: list[dis.Instruction], place: int) -> Any:
-    """Return the name of what is loaded before an instruction; of an item, as in `x[i].append`, its container's."""
+    """Return the name that the instruction before loads; of an item, as in `x[i].append`, its container's."""
     if place and parts[place - 1].opname == "BINARY_SUBSCR":
         return _container_of(parts, place - 1)
     return parts[place - 1].argval if place else None
@@ -284,7 +284,7 @@ _attributes: Final = type.__dict__["__dict__"].__get__
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object holds, in slots too; no code of its class runs. Cached properties are none."""
+    """Return the attributes that an object holds, in slots too; no code of its class runs. Not cached properties."""
     kinds, held = [*map(_attributes, _MRO(type(value)))], dict[str, Any]()
     with suppress(Exception):  # of a class that has another `__dict__`
         for name, part in object.__getattribute__(value, "__dict__").items():
