@@ -21,7 +21,8 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -33,8 +34,19 @@ _PACKAGES: Final = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _OWN: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _FUNCTIONS: Final = (types.FunctionType, types.MethodType, functools.partial)
-_METHODS: Final = (types.FunctionType, staticmethod, classmethod, property)
-_ENVIRONMENT: Final = {id(os.environ), id(os.getenv)}
+# Attributes that lead to functions, by kind of what wraps them: in the body of a class, and anywhere.
+_DESCRIPTORS: Final[dict[type, tuple[str, ...]]] = {
+    functools.cached_property: ("func",),
+    functools.partialmethod: ("func", "args", "keywords"),
+    property: ("fget", "fset"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+}
+_INNER: Final = {
+    **_DESCRIPTORS,
+    functools.partial: ("func", "args", "keywords"),
+    types.MethodType: ("__func__", "__self__"),
+}
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
 # Methods that change a container. What code names where it calls one, or assigns to an item, is no constant.
@@ -73,13 +85,10 @@ def code_of(reached: Iterable[Any], nbytes: int, describe: Callable[[Any], Any])
     """
     digests: dict[str, str] = {}
     for thing in reached:
-        kind = type(thing)
-        if issubclass(kind, types.FunctionType | types.GeneratorType):
-            code = _code_of(thing)
-            named = [*_named(thing)] if kind is types.FunctionType else []
-            name, texts = thing.__qualname__, [_text_of_code(code), *_contents(named, code, describe)]
-        elif issubclass(kind, type):
+        if issubclass(type(thing), type):
             name, texts = _QUALNAME(thing), _constants_of(thing, describe)
+        elif not isinstance(thing, torch.nn.Module):
+            name, texts = thing.__qualname__, _contents_of(thing, describe)
         else:
             continue
         digests[name] = _digest(digests.get(name, ""), *texts)
@@ -130,22 +139,13 @@ def _code_of(thing: Any) -> types.CodeType:
 def _functions_in(thing: Any) -> Iterator[Any]:
     """Yield the functions that a wrapper, a method, an object or a container of these stands for."""
     kind = type(thing)
-    if kind is types.MethodType:
-        owner = type(thing.__self__)
-        yield from (thing.__func__, thing.__self__ if issubclass(owner, torch.nn.Module | type) else owner)
-    elif kind in (functools.partial, functools.partialmethod):
-        yield from (thing.func, *thing.args, *thing.keywords.values())
-    elif kind in (staticmethod, classmethod):
-        yield thing.__func__
-    elif kind is property:
-        yield from (thing.fget, thing.fset)
-    elif kind is functools.cached_property:
-        yield thing.func
+    if kind in _INNER:
+        yield from (getattr(thing, name) for name in _INNER[kind])
     elif kind in (dict, list, tuple) and len(thing) <= _MOST_ITEMS:
         yield from thing.values() if kind is dict else thing
     elif kind not in _PLAIN and kind is not types.ModuleType:
         is_foreign = is_of_library(_attributes(kind).get("__module__"))  # as np.vectorize
-        for name, value in [*_held(thing).items()]:
+        for name, value in attributes_of(thing).items():
             if name == "__wrapped__" or (is_foreign and isinstance(value, _FUNCTIONS)):
                 yield value
         yield kind
@@ -164,7 +164,7 @@ def _named(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if name in loaded - changed and (name in known or name in sys.modules):
             value = known.get(name, sys.modules.get(name))
             yield from _reached(name, value, names.keys() - attributes, _MOST_DOTS)
-    if names.keys() & {"environ", "getenv"} or {id(known.get(name)) for name in names} & _ENVIRONMENT:
+    if names.keys() & {"environ", "getenv"}:
         yield from ((f"environ {text}", os.environ.get(text)) for text in sorted(texts))
     yield from outer(function).items()
     defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
@@ -218,24 +218,30 @@ def said(code: types.CodeType) -> Said:
                     told.attributes.add(name)
                 elif kind.endswith("_SUBSCR"):
                     told.touched.add(_container_of(parts, place))
-            elif kind in ("LOAD_METHOD", "LOAD_ATTR") and name in _CHANGES and place:
-                told.touched.add(parts[place - 1].argval)
+            elif kind in ("LOAD_METHOD", "LOAD_ATTR") and name in _CHANGES:
+                told.touched.add(_loaded_before(parts, place))
     told.changed.difference_update(code.co_cellvars)
     return told
 
 
 def _container_of(parts: list[dis.Instruction], place: int) -> Any:
     """Return the name in the instruction that loads the container of an item; the index is loaded after it."""
-    copies = [k for k in range(max(0, place - 12), place) if parts[k].opname in ("COPY", "DUP_TOP_TWO")]
-    # For x[i] += 1 container and index are loaded before they are copied.
-    if copies and parts[place - 1].opname in ("SWAP", "ROT_THREE"):
-        place = copies[-2] if parts[copies[-1]].opname == "COPY" and len(copies) > 1 else copies[-1]
     left = 1  # values of the index on the stack, whose instructions are passed over backwards
+    # For x[i] += 1 container and index are copied before it adds.
+    if parts[place - 1].opname in ("SWAP", "ROT_THREE"):
+        while place and parts[place].opname not in ("COPY", "DUP_TOP_TWO"):
+            place -= 1
+        left += parts[place].opname == "COPY"  # one of two
     while place and left > 0:
         place -= 1
         argument = parts[place].arg if parts[place].opcode >= dis.HAVE_ARGUMENT else None
         left -= dis.stack_effect(parts[place].opcode, argument, jump=False)
-    if place and parts[place - 1].opname == "BINARY_SUBSCR":  # an item of an item
+    return _loaded_before(parts, place)
+
+
+def _loaded_before(parts: list[dis.Instruction], place: int) -> Any:
+    """Return the name that the instruction before loads; of an item, as in `x[i].append`, its container's."""
+    if place and parts[place - 1].opname == "BINARY_SUBSCR":
         return _container_of(parts, place - 1)
     return parts[place - 1].argval if place else None
 
@@ -249,9 +255,10 @@ def _constants_of(kind: type, describe: Callable[[Any], Any]) -> list[str]:
     told = [said(one.__code__) for one in attributes.values() if type(one) is types.FunctionType]
     changed = set[Any]().union(*(one.changed | one.attributes | one.touched for one in told))
     return [
-        f"{name}={_content(value, describe)}"
+        f"{name}={_text(value, describe)}"
         for name, value in [*attributes.items()]
-        if type(value) in _METHODS or not (name in changed or name.startswith("__"))
+        if type(value) in (types.FunctionType, *_DESCRIPTORS)
+        or not (name in changed or name.startswith("__"))
     ]
 
 
@@ -263,8 +270,8 @@ def _reached(name: str, value: Any, names: Iterable[str], dots: int) -> Iterator
     if type(value) is types.ModuleType and is_of_library(value.__name__):
         return
     yield name, value
-    if dots and type(value) not in _PLAIN and type(value) is not types.FunctionType:
-        held = _held(value)
+    if dots and type(value) not in _PLAIN and not issubclass(type(value), type | types.FunctionType):
+        held = attributes_of(value)
         for other in names:
             if other in held:
                 yield from _reached(f"{name}.{other}", held[other], names, dots - 1)
@@ -276,61 +283,55 @@ _QUALNAME: Final = type.__dict__["__qualname__"].__get__
 _attributes: Final = type.__dict__["__dict__"].__get__
 
 
-def _held(thing: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object, without code of its own; of a class with the attributes of its bases."""
-    if issubclass(type(thing), type):
-        return {
-            name: value for kind in reversed(_MRO(thing)[:-1]) for name, value in _attributes(kind).items()
-        }
-    try:
-        held = object.__getattribute__(thing, "__dict__")
-    except (AttributeError, TypeError):
-        return {}
-    return held if type(held) is dict else {}
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object holds, in slots too; no code of its class runs. Not cached properties."""
+    kinds, held = [*map(_attributes, _MRO(type(value)))], dict[str, Any]()
+    with suppress(Exception):  # of a class that has another `__dict__`
+        for name, part in object.__getattribute__(value, "__dict__").items():
+            if not any(type(attributes.get(name)) is functools.cached_property for attributes in kinds):
+                held[name] = part
+    for attributes in kinds:
+        for name, slot in attributes.items() if "__slots__" in attributes else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                with suppress(AttributeError):
+                    held[name] = slot.__get__(value)
+    return held
 
 
-def _contents(
-    named: Iterable[tuple[str, Any]], code: types.CodeType, describe: Callable[[Any], Any]
-) -> list[str]:
-    """Describe values with their names; of what the code itself changes the class."""
-    touched = said(code).touched
-    return [
-        f"{name}={type(value).__name__ if name.rpartition('.')[2] in touched else _content(value, describe)}"
-        for name, value in named
-    ]
+def _contents_of(thing: Any, describe: Callable[[Any], Any]) -> list[str]:
+    """Describe the code of a function or a generator, and the values that it names; of what it changes the class."""
+    texts, touched = [_text_of_code(_code_of(thing))], said(_code_of(thing)).touched
+    for name, value in _named(thing) if type(thing) is types.FunctionType else ():
+        is_state = name.rpartition(".")[2] in touched
+        texts.append(f"{name}={type(value).__name__ if is_state else _text(value, describe)}")
+    return texts
 
 
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:16]
-
-
-def _content(value: Any, describe: Callable[[Any], Any]) -> str:
+def _text(value: Any, describe: Callable[[Any], Any]) -> str:
     """Describe a value; a function, a class or a module by its name, since their code is told by itself."""
     kind = type(value)
-    if kind in (staticmethod, classmethod):
-        return f"{kind.__name__} {_content(value.__func__, describe)}"
-    if kind is property:
-        return f"property {_content(value.fget, describe)} {_content(value.fset, describe)}"
+    if kind in _DESCRIPTORS:
+        return f"{kind.__name__} {[_text(getattr(value, name), describe) for name in _INNER[kind]]}"
     if issubclass(kind, type) or kind is types.FunctionType:
         return str(value.__qualname__ if kind is types.FunctionType else _QUALNAME(value))
-    if kind is types.ModuleType:
-        return str(value.__name__)
-    return str(describe(value))
+    return str(value.__name__ if kind is types.ModuleType else describe(value))
 
 
 @functools.lru_cache(4_096)
 def _text_of_code(code: types.CodeType) -> str:
-    constants = [
-        _text_of_code(one) if isinstance(one, types.CodeType) else _text_of_constant(one)
-        for one in code.co_consts
-    ]
-    return f"{code.co_code.hex()} {code.co_names} {constants}"
+    return f"{code.co_code.hex()} {code.co_names} {[*map(_text_of_constant, code.co_consts)]}"
 
 
 def _text_of_constant(value: Any) -> str:
     """Describe a constant: an int of any length, and a frozen set in an order of its own."""
-    if type(value) is frozenset:
-        return f"frozenset({sorted(map(_text_of_constant, value))})"
-    if type(value) is tuple:
-        return f"({', '.join(map(_text_of_constant, value))})"
-    return f"{value:x}" if type(value) is int else repr(value)
+    kind = type(value)
+    if kind is types.CodeType:
+        return _text_of_code(value)
+    if kind in (tuple, frozenset):
+        texts = [*map(_text_of_constant, value)]
+        return f"{kind.__name__} {sorted(texts) if kind is frozenset else texts}"
+    return hex(value) if kind is int else repr(value)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:16]

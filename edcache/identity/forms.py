@@ -54,7 +54,7 @@ class _Form:
 
     def text(self, value: Any) -> str:
         self._take(1)
-        if isinstance(value, np.generic) and not value.dtype.hasobject:
+        if isinstance(value, np.generic) and not isinstance(value, str | bytes):
             value = value.item()
         if isinstance(value, os.PathLike):
             value = os.fspath(value)

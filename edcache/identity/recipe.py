@@ -3,8 +3,8 @@
 - **Settings** make every sample: arguments of the call, attributes of the source and of what it holds.
 - **Columns** have one value a sample: a list of files, an array of targets. A longer source has the same first values.
   Of a source with keys they are left out: samples come and go, and their values with them.
-- What **asks** is compared, and a sample that is computed again answers: the inside of objects of libraries, private
-  attributes, an int that is the length of the source then and now, and a path that led elsewhere.
+- What **asks** is compared, and a sample that is computed again answers: public attributes of objects of libraries,
+  private attributes, an int that is the length of the source then and now, and a path that led elsewhere.
 - **Code** asks as well, see `code.py`.
 - **State** is what computing a sample changes: a counter, a memo, a file that is opened. A fill describes its source
   before and after its first sample; what differs is noted by name, and counts no more.
@@ -186,7 +186,7 @@ def recipe_of_call(
     reached = reached_from([factory, *walk.met.values()])
     version_now = Settings().describe(version).exact
     settings = {"factory": name_of(factory), **exact, **_weights(reached, walk), "version": version_now}
-    code = code_of(reached, _CODE_NBYTES, walk.content) if version is None else {}
+    code = code_of(reached, _CODE_NBYTES, walk.describe) if version is None else {}
     again = functools.partial(recipe_of_call, factory, arguments, version, ignored)
     return Recipe(settings, asks, code, again=again)
 
@@ -231,7 +231,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     if call is not None:
         named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
         settings, asks = {**call.settings, **_described(named, walk)[0]}, {**call.asks}
-        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES, walk.content)}
+        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES, walk.describe)}
         code = code if call.settings["version"] is None else {}
     else:
         name = name_of(type(source)) + (f" {source.__qualname__}" if is_generator else "")
@@ -240,7 +240,7 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
         met = [one if isinstance(one, type | types.FunctionType) else type(one) for one in held]
         reached = reached_from([source, *met, *walk.met.values()])
         settings = {"type": name, **(more or {}), **exact, **_weights(reached, walk)}
-        code = code_of(reached, _CODE_NBYTES, walk.content)
+        code = code_of(reached, _CODE_NBYTES, walk.describe)
     again = None if call is None else call.again
     seconds = 0.0 if call is None else call.seconds
     made = Recipe(settings, asks, code, count, columns, roots, again, seconds=seconds)
@@ -275,8 +275,8 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
     asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
     if asked:
         asks[name] = digest_of(asked)
-    if told.private or told.inside:
-        asks[f"inside of {name}"] = told.private + told.inside
+    if told.private:
+        asks[f"inside of {name}"] = told.private
     return told.exact if is_exact else _ABSENT
 
 

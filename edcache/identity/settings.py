@@ -5,9 +5,11 @@ function by its defaults and closure, a module of torch by the names, dtypes and
 of the user and a dataset of a library by their attributes. nan is equal to nan; -0.0 is not 0.0, True is not 1, a numpy
 scalar is not the number of Python.
 
-What only asks whether samples are other ones: the attributes of any other object of a library, such as a tokenizer,
-the fingerprint of a dataset of Hugging Face, and private attributes, which may hold what reading has made. A sample
-that is computed again answers.
+Other parts only ask whether samples are other ones, and a sample that is computed again answers: public attributes of
+any other object of a library, such as a transform, the fingerprint of a dataset of Hugging Face, and private
+attributes, which may hold what reading has made.
+
+Not described is what a library keeps to itself, in private attributes or in C, as a tokenizer does: a sample shows it.
 
 Passed over is what has no plain content: a lock, a logger, a generator of random numbers, an open file.
 
@@ -18,7 +20,7 @@ attribute by its name, which runs code of the user.
 from __future__ import annotations
 
 import argparse
-import copyreg
+import array
 import datetime
 import decimal
 import enum
@@ -27,17 +29,15 @@ import functools
 import hashlib
 import inspect
 import itertools
+import operator
 import os
 import pathlib
-import random
 import re
 import sys
 import types
 import uuid
-import warnings
-from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from edcache.base import module_name
 from edcache.format import block_crc32s
-from edcache.identity.code import is_library, is_of_library, outer, said
+from edcache.identity.code import attributes_of, is_library, is_of_library, outer, said
 from edcache.identity.tables import content_of, is_table, library_of
 
 LONG: Final = 120
@@ -54,20 +54,23 @@ _SHOWN: Final = 80
 # Characters of a part's text; a longer one is cut: lists that hold one list twice, and so on, would double it.
 _LONGEST: Final = 10_000
 _NO_LEVEL: Final = sys.maxsize
-# Objects that private attributes lead to and that are read; they may be all of a library's.
-_MOST_INSIDE: Final = 10_000
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _TIMES: Final = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
-_NUMBERS: Final = (range, uuid.UUID, decimal.Decimal, fractions.Fraction, types.UnionType)
-_REPR_IS_VALUE: Final = (*_NUMBERS, *_TIMES, np.dtype, torch.dtype, torch.device)
+_NUMBERS: Final = (range, slice, uuid.UUID, decimal.Decimal, fractions.Fraction)
+_TYPES: Final = (types.UnionType, types.GenericAlias, np.dtype, torch.dtype, torch.device)
+_GETTERS: Final = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
+_REPR_IS_VALUE: Final = (*_TIMES, *_NUMBERS, *_TYPES, *_GETTERS)
+_ITERATORS: Final = (*map(iter, ([], (), range(0))), map(abs, ()), filter(None, ()), zip(), enumerate(()))
 _CHANGING: Final = (list, dict, set)
-_CONTENTS: Final = (str, int, float, bytes, list, tuple, dict, set, frozenset)
-_GENERATORS: Final = (
-    random.Random,
-    np.random.Generator,
-    np.random.RandomState,
-    np.random.BitGenerator,
-    torch.Generator,
+# Functions that return the content of a container or of a number, also of a derived class.
+_CONTENTS: Final[tuple[tuple[type, Callable[[Any], Any]], ...]] = (
+    *((kind, kind) for kind in (str, int, float, complex, bytes, list, tuple, dict, set, frozenset)),
+    (bytearray, bytes),
+    (array.array, np.asarray),
+    (deque, lambda value: ([*value], value.maxlen)),
+    (re.Pattern, lambda value: (value.pattern, value.flags)),
+    # An iterator may be the source, or a generator expression go over one: it is read once, and no sample tells.
+    *((kind, lambda value: value.__reduce_ex__(4)[1:]) for kind in (*_TIMES, *map(type, _ITERATORS))),
 )
 # Classes of Python whose attributes the user chooses.
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace)
@@ -120,15 +123,14 @@ class Described(NamedTuple):
 
     exact: JSON. None, a bool, an int and a text stand for themselves; any other value is a list with its text, so
         0.5 is ["0.5"] and differs from "0.5".
-    asks: digest of the parts that only ask; "" without any, as of the other two.
-    private: digest of private attributes of the user's objects and of containers, and of all that they hold.
-    inside: digest of private attributes of a library's objects. It may differ in every process.
+    asks: digest of the parts that only ask; "" without any, as of `private`.
+    private: digest of private attributes of objects, and of all that they hold, which also ask. They may be other ones
+        in every process, and so make no path.
     """
 
     exact: Any
     asks: str = ""
     private: str = ""
-    inside: str = ""
 
 
 class Settings:
@@ -150,8 +152,7 @@ class Settings:
         self._lowest = _NO_LEVEL  # of the open values that the last one names
         self._asked: list[str] = []
         self._private: list[str] = []
-        self._inside: list[str] = []
-        self._is_private, self._left = False, _MOST_INSIDE
+        self._noted = self._asked  # the one of these that attributes are noted in
 
     def describe(self, value: Any) -> Described:
         """Describe a value; a text longer than `LONG` is cut, with a digest of all."""
@@ -159,23 +160,20 @@ class Settings:
             return Described(value)
         if type(value) is str:
             return Described(shortened(value))
-        self._asked, self._private, self._inside, self._left = [], [], [], _MOST_INSIDE
+        self._noted = self._asked = []
+        self._private = []
         try:
             exact: Any = [shortened(self.text(value))]
         except RecursionError:  # nested too deep
             exact = [name_of(type(value))]
-        lists = (self._asked, self._private, self._inside)
-        return Described(exact, *(digest_of("\n".join(texts)) if texts else "" for texts in lists))
-
-    def content(self, value: Any) -> tuple[Any, ...]:
-        """Describe a value without the inside of a library's objects, which differs from process to process."""
-        return self.describe(value)[:3]
+        texts = ("\n".join(sorted(noted)) for noted in (self._asked, self._private))
+        return Described(exact, *(digest_of(text) if text else "" for text in texts))
 
     def text(self, value: Any) -> str:
         """Write the text of a value, and note what asks."""
         kind = type(value)
         if kind is str:
-            return self._relative(value)
+            return self._relative(value) if self._roots else repr(value)
         if kind is int and value.bit_length() > 10_000:  # which Python does not print
             return hex(value)
         if kind in _PLAIN:
@@ -187,9 +185,6 @@ class Settings:
         if id(value) in self._open:
             self._lowest = min(self._lowest, self._open[id(value)])
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
-        self._left -= self._is_private
-        if self._left < 0:
-            return name_of(kind)
         level, lowest = len(self._open), self._lowest
         self._open[id(value)], self._lowest = level, _NO_LEVEL
         try:
@@ -223,20 +218,19 @@ class Settings:
         self.met.setdefault(id(thing), thing)
         parts = parts_of(value)
         for name, part in sorted(parts.asking.items()):
-            self._ask(parts, name, part)
+            self._ask(parts.word, name, part)
         if not parts.exact:
             return parts.word
         exact = sorted(parts.exact.items())
         return f"{parts.word}({', '.join(self._item(name, part) for name, part in exact)})"
 
-    def _ask(self, parts: Parts, name: str, part: Any) -> None:
-        outer, self._is_private = self._is_private, self._is_private or name.startswith("_")
+    def _ask(self, word: str, name: str, part: Any) -> None:
+        outer = self._noted
+        self._noted = self._private if name.startswith("_") else outer
         try:
-            text = f"{parts.word} {self._item(name, part)}"
-            private = self._inside if parts.is_foreign else self._private
-            (private if self._is_private else self._asked).append(text)
+            self._noted.append(f"{word} {self._item(name, part)}")
         finally:
-            self._is_private = outer
+            self._noted = outer
 
     def _item(self, name: str, part: Any) -> str:
         return f"{name if _IS_NAME(name) else repr(name)}={self.text(part)}"
@@ -249,20 +243,26 @@ class Settings:
         return repr(text)
 
     def _repr(self, values: Any) -> str | None:
-        """Write the text of a list of plain values, or of tuples of them, by one repr: a million take no loop.
+        """Write the text of a list of plain values, or of tuples or dicts of them, by one repr: a million take no loop.
 
         None if the repr may differ from the text that a loop would write.
         """
-        kinds = {*map(type, values)}
-        if kinds == {tuple}:
-            kinds = {*map(type, itertools.chain.from_iterable(values))}
+        flat, kinds = itertools.chain.from_iterable, {*map(type, values)}
+        are_dicts = kinds == {dict}
+        if are_dicts and {*map(type, flat(values))} <= {str}:
+            kinds = {*map(type, flat(map(dict.values, values)))}
+        elif kinds == {tuple}:
+            kinds = {*map(type, flat(values))}
         if not kinds <= _PLAIN:
             return None
+        if are_dicts:
+            orders = {names: sorted(names, key=self.text) for names in {*map(tuple, values)}}
+            values = [{name: part[name] for name in orders[tuple(part)]} for part in values]
         try:
             text = repr(values)
         except ValueError:  # of an int that Python does not print
             return None
-        if not any(repr(root)[1:-1] in text for root in self._roots):
+        if not self._roots or not any(repr(root)[1:-1] in text for root in self._roots):
             return text
         # Without these each ' opens or closes a text.
         if any(mark in text for mark in ('"', "\\", "//", "b'/")):
@@ -281,7 +281,7 @@ class Parts(NamedTuple):
     word: name of its class; the whole text of a value without parts, as of a dtype. exact, asking: parts by name; the
     first count in the text, the others only ask. columns: names of parts with one value a sample.
     is_told: `__edcache_fingerprint__` returned the parts. is_content: they are no attributes, but the items of a
-    container, or the state of a value of C. is_foreign: they are attributes of a library's object that is no container.
+    container, or a number.
     """
 
     word: str
@@ -290,7 +290,6 @@ class Parts(NamedTuple):
     columns: tuple[str, ...] = ()
     is_told: bool = False
     is_content: bool = False
-    is_foreign: bool = False
 
 
 def parts_of(value: Any) -> Parts:
@@ -300,17 +299,18 @@ def parts_of(value: Any) -> Parts:
     for each sample. Without one, a class attribute `__edcache_ignore__` names attributes that are no parts.
     """
     kind = type(value)
-    if isinstance(value, type) or inspect.ismodule(value):
-        return _word(f"module {value.__name__}" if inspect.ismodule(value) else name_of(value))
+    if isinstance(value, type):
+        return _word(name_of(value))
     if isinstance(value, enum.Enum):
         return _word(f"{kind.__qualname__}.{value.name or repr(value.value)}")
-    has_zone = kind in _TIMES and getattr(value, "tzinfo", None) is not None  # whose repr may be its address
-    if (kind in _REPR_IS_VALUE and not has_zone) or isinstance(value, np.dtype):
-        return _word(repr(value))
+    if kind in _REPR_IS_VALUE or isinstance(value, np.dtype):
+        text = repr(value)
+        if " at 0x" not in text:  # as of a zone of the user
+            return _word(text)
     name = name_of(kind)
     if hasattr(kind, _TOLD):
         return _parts_told(name, getattr(kind, _TOLD)(value))
-    if isinstance(value, functools.partial | functools.partialmethod):
+    if isinstance(value, functools.partial):
         return Parts(name, {"func": value.func, "args": value.args, "keywords": value.keywords}, {})
     # A user's descriptor is a routine to `inspect`, too, and has attributes.
     is_routine = inspect.isroutine(value) and kind.__module__ == "builtins"
@@ -319,10 +319,6 @@ def parts_of(value: Any) -> Parts:
     if isinstance(value, types.GeneratorType):
         has_begun = inspect.getgeneratorstate(value) != inspect.GEN_CREATED
         return Parts(value.__qualname__, {} if has_begun else inspect.getgeneratorlocals(value), {})
-    if isinstance(value, torch.jit.ScriptFunction):
-        return Parts(name, {}, {"code": _code_of_graph(value)})
-    if isinstance(value, memoryview):
-        return Parts(name, {"of": value.tobytes(), "format": value.format, "shape": value.shape}, {})
     if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return _parts_of_array(value)
     if isinstance(value, torch.nn.Module):
@@ -348,92 +344,37 @@ def _parts_told(name: str, answer: Any) -> Parts:
     return Parts(name, told, {}, tuple(map(str, columns)), True)
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
-    """Return the attributes that an object holds, in slots too; no code of its class runs."""
-    held: dict[str, Any] = {}
-    with suppress(AttributeError):
-        held.update(object.__getattribute__(value, "__dict__"))
-    for kin in type(value).__mro__:
-        for name, slot in vars(kin).items() if "__slots__" in vars(kin) else ():
-            if isinstance(slot, types.MemberDescriptorType):
-                with suppress(AttributeError):
-                    held[name] = slot.__get__(value)
-    return held
-
-
 def _parts_of_object(value: Any) -> Parts:
-    """Return attributes, and the content of a container or of a value of C."""
+    """Return the content of a container or a number, and attributes: by whose class it is of they count or ask."""
     kind = type(value)
-    name, held = name_of(kind), attributes_of(value)
-    if isinstance(value, _GENERATORS):
-        return _word(name)
-    held = {key: part for key, part in held.items() if key not in getattr(kind, IGNORE, ())}
-    public = {key: part for key, part in held.items() if not key.startswith("_")}
-    private = {key: part for key, part in held.items() if key not in public and not is_empty(part)}
-    base = next((base for base in _CONTENTS if isinstance(value, base)), None)
+    name, ignored = name_of(kind), getattr(kind, IGNORE, ())
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return Parts(name, dict(zip(kind._fields, value, strict=True)), {})
-    content: dict[str, Any] = {}
-    if base is not None:
-        content = {"of": [*value.items()] if isinstance(value, OrderedDict) else base(value)}
-    if (base is None and (not held or _is_native(kind))) or hasattr(kind, "__missing__"):
-        content |= _reduced(value)
-    return _parts_by_library(value, content, public, private)._replace(is_content=bool(content))
-
-
-def _parts_by_library(
-    value: Any, content: dict[str, Any], public: dict[str, Any], private: dict[str, Any]
-) -> Parts:
-    """Return which parts of an object are exact, and which only ask: by whose class it is of."""
-    kind = type(value)
-    name = name_of(kind)
-    is_of_python = kind.__module__.partition(".")[0] in sys.stdlib_module_names
-    if kind.__module__.startswith("edcache."):
-        return Parts(name, {**content, **public}, {})
-    if isinstance(value, _NAMESPACES) or not is_of_library(kind.__module__):
-        return Parts(name, {**content, **public}, private)
+    content = _content_of(value)
+    held = {key: part for key, part in attributes_of(value).items() if key not in ignored}
+    public = {key: part for key, part in held.items() if not key.startswith("_")}
+    private = {key: part for key, part in held.items() if key not in public and not is_empty(part)}
     is_stored = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
-    if (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset):
-        return Parts(name, {**content, **public}, private)
-    if is_of_python:  # a logger, a thread, an open file: their attributes lead to all of the process
-        return Parts(name, content, {})
-    if isinstance(value, _CONTENTS):
-        return Parts(name, content, public)
-    return Parts(name, {}, {**content, **public, **private}, is_foreign=True)
+    is_dataset = (is_stored or isinstance(value, Dataset)) and not isinstance(value, IterableDataset)
+    parts = Parts(name, content, public, is_content=bool(content))
+    if kind.__module__.startswith("edcache."):
+        return parts._replace(exact={**content, **public}, asking={})
+    if not is_of_library(kind.__module__) or isinstance(value, _NAMESPACES) or is_dataset:
+        return parts._replace(exact={**content, **public}, asking=private)
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        return parts._replace(asking={})  # a logger, a thread, an open file lead to all of the process
+    return parts
+
+
+def _content_of(value: Any) -> dict[str, Any]:
+    if hasattr(type(value), "__array_interface__"):  # a picture
+        return {"of": np.asarray(value)}
+    return next(({"of": read(value)} for kind, read in _CONTENTS if isinstance(value, kind)), {})
 
 
 def is_empty(value: Any) -> bool:
     """Return True for None and for a container without items, which reading may fill."""
     return value is None or (isinstance(value, (dict, list, set)) and not value)
-
-
-def _is_native(kind: type) -> bool:
-    """True for a class that is derived from one of C, such as `date`: it holds a value that is no attribute."""
-    makers = [vars(kin).get("__new__") for kin in kind.__mro__ if kin is not object]
-    has_pixels = hasattr(kind, "__array_interface__")  # as a picture
-    return has_pixels or any(isinstance(maker, types.BuiltinFunctionType) for maker in makers)
-
-
-def _reduced(value: Any) -> dict[str, Any]:
-    """Return what makes a value of a class of C again: function, arguments, items and state; {} if nothing does."""
-    kind = type(value)
-    if kind is object:
-        return {}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of iterators that Python will pickle no more
-            reducer: Any = copyreg.dispatch_table.get(kind)
-            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
-    except Exception:  # noqa: BLE001 - of any class: a lock, an open file
-        return {}
-    if isinstance(reduced, str):
-        return {"made": reduced}
-    make, arguments, state, *more = (*reduced, None)[: max(3, len(reduced))]
-    parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
-    parts += [part for part in arguments if part is not kind] + [[*part] for part in more if part is not None]
-    if state is not None and not (isinstance(state, dict) and attributes_of(value)):
-        parts.append(state)
-    return {f"made {place}": part for place, part in enumerate(parts)}
 
 
 def _parts_of_function(value: Any) -> Parts:
@@ -442,73 +383,48 @@ def _parts_of_function(value: Any) -> Parts:
     Containers of its closure that its code changes only ask, since one may be a list of calls; so do its attributes.
     """
     kind, owner, held = type(value), getattr(value, "__self__", None), attributes_of(value)
-    name, inner = getattr(value, "__qualname__", kind.__qualname__), held.get("__wrapped__")
+    inner, own = held.get("__wrapped__"), {key: part for key, part in held.items() if key[0] != "_"}
     if owner is not None and not isinstance(owner, types.ModuleType):
-        return Parts(name, {"of": owner}, {})
-    if not inspect.isfunction(value):
-        if inner is None:
-            return _word(name_of(value))
-        public = {key: part for key, part in held.items() if key[0] != "_"}
-        return Parts(f"wrapped by {name_of(kind)}", {"function": inner, **public}, {})
-    closed = outer(value)
-    if _is_installed(value) and inner is not None:
-        # Other values do not count: the object of torch.no_grad says how the process began.
-        held = {
-            key: part for key, part in closed.items() if type(part) in {*_PLAIN, dict, types.FunctionType}
-        }
-        return Parts("wrapped", {"function": inner, **held}, {})
-    name = name_of(value)
-    if "<" not in name and _is_installed(value):
+        return Parts(getattr(value, "__qualname__", kind.__qualname__), {"of": owner}, {})
+    is_function, name = inspect.isfunction(value), name_of(value)
+    if inner is not None and not (is_function and not _is_installed(value)):
+        return Parts(f"wrapped by {name_of(kind)}", {"function": inner, **({} if is_function else own)}, {})
+    if not is_function or ("<" not in name and _is_installed(value)):
         return _word(name)
+    closed, touched = outer(value), said(value.__code__).touched
     defaults = {DEFAULTS: value.__defaults__, KEYWORD_DEFAULTS: value.__kwdefaults__}
-    parts = {key: part for key, part in {**defaults, **closed}.items() if key in closed or part}
-    touched = said(value.__code__).touched
     asking = {key: part for key, part in closed.items() if type(part) in _CHANGING and key in touched}
-    own = {f".{key}": part for key, part in held.items() if key[0] != "_"}
-    return Parts(name, {key: part for key, part in parts.items() if key not in asking}, asking | own)
+    parts = {key: part for key, part in {**defaults, **closed}.items() if key in closed or part}
+    exact = {key: part for key, part in parts.items() if key not in asking}
+    return Parts(name, exact, asking | {f".{key}": part for key, part in own.items()})
 
 
 def _parts_of_module(value: torch.nn.Module) -> Parts:
     """Return class, weights and attributes of a module of torch; of a compiled or a parallel one what it wraps."""
-    while True:
-        inner = next(
-            (value._modules[name] for name in ("_orig_mod", "module") if name in value._modules), None
-        )
-        if inner is None or not is_of_library(type(value).__module__):
+    while is_of_library(type(value).__module__):
+        names = (name for name in ("_orig_mod", "module") if name in value._modules)
+        inner = next((value._modules[name] for name in names), None)
+        if inner is None:
             break
         value = inner
-    weights = value.state_dict()
+    weights = dict[str, Any](value.state_dict())
     weights |= {name: held for name, held in value.named_buffers() if name not in weights}
-    blank, exact, asking = (
-        vars(torch.nn.Module()),
-        dict[str, Any](weights=OrderedDict(weights)),
-        dict[str, Any](),
-    )
+    blank, exact, asking = vars(torch.nn.Module()), dict[str, Any](), dict[str, Any]()
     order: list[Any] = []
     for name, module in value.named_modules():
+        # Freezing makes weights constants. This also adds an attribute `forward`, as the first call does.
+        if isinstance(module, torch.jit.ScriptModule) and hasattr(module, "forward"):
+            _, constants = module.code_with_constants
+            weights |= {f"{name}.{key}": part for key, part in constants.const_mapping.items()}
+        is_foreign = is_of_library(type(module).__module__)
         own = {key: part for key, part in attributes_of(module).items() if key not in blank}
-        kept = asking if is_of_library(type(module).__module__) else exact
+        kept = asking if is_foreign else exact
         kept |= {f"{name}.{key}": part for key, part in own.items() if key[0] != "_"}
-        asking |= {
-            f"_{name}.{key}": part for key, part in own.items() if key[0] == "_" and not is_empty(part)
-        }
-        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        order.append((name, type(module), getattr(module, "training", None), hooks))  # a frozen one has none
-        if isinstance(module, torch.jit.ScriptModule):
-            asking[f"{name}.code"] = _code_of_graph(module)
-        elif isinstance(module, torch.fx.GraphModule):
-            asking[f"{name}.code"] = module.code
-    asking["modules"] = order
-    return Parts(name_of(type(value)), exact, asking)
-
-
-def _code_of_graph(thing: Any) -> list[Any]:
-    """Return the code of a scripted or traced function or module, and the tensors that tracing has made constants."""
-    constants = thing.graph.findAllNodes("prim::Constant")
-    return [
-        thing.code,
-        *[one.t("value") for one in constants if one.hasAttribute("value") and one.kindOf("value") == "t"],
-    ]
+        if not is_foreign:
+            private = {f"_{name}.{key}": part for key, part in own.items() if key[0] == "_"}
+            asking |= {key: part for key, part in private.items() if not is_empty(part)}
+        order.append((name, type(module), getattr(module, "training", None)))  # a frozen one has none
+    return Parts(name_of(type(value)), {"weights": weights, **exact}, {**asking, "modules": order})
 
 
 def _parts_of_table(value: Any) -> Parts | None:
@@ -531,8 +447,6 @@ def _parts_of_array(value: Any) -> Parts:
     public = {} if kind is np.memmap else {k: v for k, v in attributes_of(value).items() if k[0] != "_"}
     shape = "nested" if getattr(value, "is_nested", False) else list(value.shape)
     header = f"{'ndarray' if kind is np.memmap else kind.__name__}({value.dtype}{shape}"
-    # A sample may show it; the weights of a model have it in training alone.
-    asking = {"requires_grad": True} if getattr(value, "requires_grad", False) else {}
     data: Any = None
     parts: list[Any] = []
     if isinstance(value, torch.Tensor):
@@ -552,19 +466,18 @@ def _parts_of_array(value: Any) -> Parts:
         # and 32 bits beside each other never do; but who wants to makes other bytes with the same sums.
         sums = block_crc32s(data.data)
         word = f"{header}, digest:{digest_of(memoryview(sums) if sums else data.data)})"
-    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, asking)
+    return Parts(word, {f"of {place}": part for place, part in enumerate(parts)} | public, {})
 
 
 def _data_of_tensor(value: torch.Tensor) -> tuple[Any, list[Any]]:
-    """Return the bytes of a tensor as an array; else None and its parts; neither of one without data."""
-    if value.is_meta:
-        return None, []
+    """Return the bytes of a tensor as an array; else None and its parts. Raises: as torch, it has no data."""
     if value.is_nested:
         return None, [str(value.layout), *value.unbind()]
     if value.is_quantized:
         return None, [str(value.qscheme()), value.int_repr(), value.dequantize()]
     if value.layout != torch.strided:
-        return None, [str(value.layout), *_reduced(value.detach().cpu()).values()]
+        pairs = value.detach().cpu().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        return None, [str(value.layout), pairs.indices(), pairs.values()]
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     # The stride of a single value may be any number, and must be 1 for a view.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy(), []

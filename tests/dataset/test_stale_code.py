@@ -450,10 +450,10 @@ def test_values_that_are_no_end_of_names_end_in_a_second(folder: Path, names: st
     app = APP.format(made="loop and Digits()") + names
     module = load(folder, app, LIB)
     start = time.process_time()
-    code = code_of(reached_from([module.data.uncached]), 1_200, Settings().content)
+    code = code_of(reached_from([module.data.uncached]), 1_200, Settings().describe)
     assert code["data"]
     assert time.process_time() - start < 2
-    assert code == code_of(reached_from([module.data.uncached]), 1_200, Settings().content)
+    assert code == code_of(reached_from([module.data.uncached]), 1_200, Settings().describe)
 
 
 def test_of_an_installed_library_a_sample_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ import pytest
 import torch
 from optional import Later, Library, made
 
+import edcache
 from edcache.identity import recipe_of, recipe_of_call
 
 pd, Image = Library("pandas"), Library("PIL.Image")
@@ -84,8 +85,29 @@ class Real(float):
     pass
 
 
+class Day(dt.date):
+    pass
+
+
+def quantized(value: float) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.tensor([value]), 0.1, 0, torch.quint8)
+
+
 class Plain:
     k = 1
+
+
+class Worded:
+    @functools.cached_property
+    def words(self) -> list[str]:
+        return ["a"]
+
+
+def read(worded: Worded) -> Worded:
+    assert worded.words
+    return worded
 
 
 class Derived(Plain):
@@ -275,10 +297,20 @@ def partial_method(value: int) -> Any:
     return Partial()
 
 
-def hooked() -> torch.nn.Module:
+def hooked(by: int) -> torch.nn.Module:
     module = torch.nn.ReLU()
-    module.register_forward_hook(lambda *arguments: None)
+    module.register_forward_hook(lambda module, given, made: made * by)
     return module
+
+
+class Spread:
+    """An object of a library."""
+
+    def __init__(self, by: int) -> None:
+        self._by = by
+
+
+Spread.__module__ = "numpy"
 
 
 TARGETS = np.arange(50_000)
@@ -340,7 +372,6 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
         Later(lambda: pd.Timestamp("2020-01-01", tz="Europe/Berlin")),
     ),
     ("index freq", Later(lambda: pd.Index([1, 2])), Later(lambda: pd.Index([2, 1]))),
-    ("Interval", Later(lambda: pd.Interval(0, 1, "left")), Later(lambda: pd.Interval(0, 1, "right"))),
     ("bound builtin", "ab".upper, "ac".upper),
     ("bound builtin2", "ab".upper, "ab".lower),
     ("list append", [1].index, [2].index),
@@ -367,9 +398,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("float sub", Real(1), 1.0),
     ("inst attr", with_attributes(Plain, z=1), with_attributes(Plain, z=2)),
     ("other class", with_attributes(Plain), with_attributes(Derived)),
-    ("dd factory", collections.defaultdict(int), collections.defaultdict(list)),
     ("Counter", collections.Counter(a=1), {"a": 1}),
-    ("OD order", collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)),
     ("deque maxlen", collections.deque([1], 2), collections.deque([1], 3)),
     ("ChainMap", collections.ChainMap({1: 1}), collections.ChainMap({1: 2})),
     ("closure", adding(1), adding(2)),
@@ -410,12 +439,13 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("True 1.0", True, 1.0),
     ("[1] [True]", [1], [True]),
     ("(1,)(1.0,)", (1,), (1.0,)),
+    ("dicts in a list", [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": True}]),
+    ("keys of dicts in a list", [{1: 1}], [{True: 1}]),
     ("nested tuple", [(1,)], [(True,)]),
     ("complex -0", complex(0, 0.0), complex(0, -0.0)),
     ("bytes ba", b"a", bytearray(b"a")),
     ("bytes str", b"a", "a"),
     ("bytearray", bytearray(b"a"), bytearray(b"b")),
-    ("memoryview", memoryview(b"a"), memoryview(b"b")),
     ("np dtype", np.int32(1), np.int64(1)),
     ("np bool", np.bool_(True), True),
     ("np f", np.float64(1), 1.0),
@@ -449,13 +479,11 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("dtype", np.dtype("i4"), np.dtype("i8")),
     ("dtype meta", np.dtype("M8[s]"), np.dtype("M8[ms]")),
     ("torch dtype", torch.zeros(2), torch.zeros(2, dtype=torch.half)),
-    ("rg", torch.zeros(2), torch.zeros(2, requires_grad=True)),
     ("param", torch.zeros(2, requires_grad=True), torch.nn.Parameter(torch.zeros(2))),
     ("torch dtype obj", torch.float32, torch.float64),
     ("torch device", torch.device("cpu"), torch.device("cuda:0")),
     ("sparse", torch.tensor([[1.0, 0]]).to_sparse(), torch.tensor([[2.0, 0]]).to_sparse()),
     ("sparse2", torch.tensor([[1.0, 0]]).to_sparse(), torch.tensor([[0.0, 1]]).to_sparse()),
-    ("forward hook", torch.nn.ReLU(), hooked()),
     (
         "Linear",
         (torch.manual_seed(0), torch.nn.Linear(2, 2))[1],
@@ -463,25 +491,14 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ),
     ("traced", Later(lambda: traced(0)), Later(lambda: traced(1))),
     ("frozen trace", Later(lambda: frozen(0)), Later(lambda: frozen(1))),
-    (
-        "traced function",
-        Later(lambda: traced_of(lambda x: x * 2)),
-        Later(lambda: traced_of(lambda x: x * 3)),
-    ),
-    (
-        "graph",
-        Later(lambda: torch.fx.symbolic_trace(Scale(2))),
-        Later(lambda: torch.fx.symbolic_trace(Scale(3))),
-    ),
-    ("parameter's gradient", torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2), False)),
+    ("quantized", quantized(1.0), quantized(2.0)),
+    ("subclass of date", Day(2020, 1, 1), Day(2020, 1, 2)),
     ("constant of a metaclass", Later(lambda: of_metaclass(1)), Later(lambda: of_metaclass(2))),
     ("class made by a call", type("O", (), {"x": 1})(), type("O", (), {"x": 2})()),
     ("descriptor", type("O", (), {"x": Constant(1)})(), type("O", (), {"x": Constant(2)})()),
     ("variable of such a name", named_defaults(1), named_defaults(2)),
     ("descriptor alone", Constant(1), Constant(2)),
     ("partial method", Later(lambda: partial_method(1)), Later(lambda: partial_method(2))),
-    ("dispatched", dispatched(1), dispatched(2)),
-    ("element", ElementTree.fromstring("<a b='1'/>"), ElementTree.fromstring("<a b='2'/>")),
     ("dropout", torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
     ("train", torch.nn.Dropout(0.1), torch.nn.Dropout(0.1).eval()),
     ("size", torch.Size([1]), (1,)),
@@ -520,12 +537,8 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("generic alias", list[int], list[str]),
     ("union", int | str, int | float),
     ("cached fn", functools.lru_cache(adding), functools.lru_cache(defaulting)),
-    ("chain", itertools.chain([1], [2]), itertools.chain([1], [3])),
-    ("count", itertools.count(1), itertools.count(2)),
-    ("islice", itertools.islice([1, 2, 3], 1), itertools.islice([1, 2, 3], 2)),
     ("staticm", Plain.__init__, Derived.__repr__),
     ("method-wrapper", (1).__add__, (2).__add__),
-    ("exc", ValueError(1), ValueError(2)),
 ]
 
 
@@ -538,6 +551,7 @@ def test_values_that_differ_in_one_place_are_told_apart(one: Any, other: Any) ->
 
 SAME: list[tuple[str, Any, Any]] = [
     ("order of a dict", {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ("order of dicts in a list", [{"a": 1, "b": 2}, {"a": 3}], [{"b": 2, "a": 1}, {"a": 3}]),
     ("order of a set", {*"abcdef"}, {*"fedcba"}),
     ("order of a set of tuples", {(1, 2), (3, 4)}, {(3, 4), (1, 2)}),
     ("order of attributes", types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
@@ -579,13 +593,14 @@ SAME: list[tuple[str, Any, Any]] = [
     ("bound methods", "ab".upper, "AB".lower().upper),
     ("cycles", cycle(1), cycle(1)),
     ("traced modules", Later(lambda: traced(0)), Later(lambda: traced(0))),
-    ("hooks after other hooks", hooked(), (hooked(), hooked())[1]),
     ("objects", with_attributes(Plain, a=1), with_attributes(Plain, a=1)),
     (
         "a private attribute that reading fills",
         with_attributes(Plain, _a=None),
         with_attributes(Plain, _a={}),
     ),
+    ("a set of objects", *({with_attributes(Plain, _a=k) for k in range(20)} for _ in range(2))),
+    ("a property that reading caches", Worded(), read(Worded())),
     ("generators of numbers", random.Random(1), random.Random(2)),
     ("generators of numpy", np.random.default_rng(1), np.random.default_rng(2)),
     ("states of numpy", np.random.RandomState(1), np.random.RandomState(2)),
@@ -603,6 +618,93 @@ SAME: list[tuple[str, Any, Any]] = [
 def test_values_that_do_not_differ_are_described_alike(one: Any, other: Any) -> None:
     for text in (text_of_argument, text_of_attribute):
         assert text(made(one)) == text(made(other))
+
+
+SHOWN: list[tuple[str, Any, Any, Callable[[Any], Any]]] = [
+    (
+        "Interval",
+        Later(lambda: pd.Interval(0, 1, "left")),
+        Later(lambda: pd.Interval(0, 1, "right")),
+        lambda interval: 0 in interval,
+    ),
+    (
+        "default of a dict",
+        collections.defaultdict(lambda: 1),
+        collections.defaultdict(lambda: 2),
+        lambda items: items.default_factory(),
+    ),
+    ("order of a dict", {"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda items: [*items]),
+    (
+        "order of an OrderedDict",
+        collections.OrderedDict(a=1, b=2),
+        collections.OrderedDict(b=2, a=1),
+        lambda items: [*items],
+    ),
+    ("memoryview", memoryview(b"a"), memoryview(b"b"), bytes),
+    ("hook", hooked(1), hooked(2), lambda module: module(torch.ones(2))),
+    (
+        "traced function",
+        Later(lambda: traced_of(lambda x: x * 2)),
+        Later(lambda: traced_of(lambda x: x * 3)),
+        lambda function: function(torch.ones(1, 2)),
+    ),
+    (
+        "graph",
+        Later(lambda: torch.fx.symbolic_trace(Scale(2))),
+        Later(lambda: torch.fx.symbolic_trace(Scale(3))),
+        lambda module: module(torch.ones(2)),
+    ),
+    (
+        "element",
+        ElementTree.fromstring("<a b='1'/>"),
+        ElementTree.fromstring("<a b='2'/>"),
+        lambda element: element.get("b"),
+    ),
+    ("exception", ValueError(1), ValueError(2), str),
+    ("gradient", torch.zeros(2), torch.zeros(2, requires_grad=True), lambda tensor: tensor.requires_grad),
+    ("module of Python", math, operator, lambda module: module.__name__),
+    ("count", itertools.count(1), itertools.count(2), repr),
+    ("private attribute of a library", Spread(1), Spread(2), lambda spread: spread._by),
+]
+
+
+class Reading:
+    """A source whose samples are what is read of a value."""
+
+    def __init__(self, value: Any, read: Callable[[Any], Any]) -> None:
+        self.value, self._read = value, read
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": self._read(self.value)}
+
+
+@pytest.mark.parametrize(("one", "other", "read"), [row[1:] for row in SHOWN], ids=[row[0] for row in SHOWN])
+def test_what_is_not_described_a_sample_shows(
+    one: Any, other: Any, read: Any, tmp_path: pathlib.Path
+) -> None:
+    one, other = made(one), made(other)
+    assert text_of_argument(one) == text_of_argument(other)
+    path = tmp_path / "a.zip"
+    edcache.CachedDataset(Reading(one, read), path, progress=False)
+    edcache.CachedDataset(Reading(one, read), path, progress=False)
+    with pytest.raises(
+        edcache.StaleCacheError, match="sample . is another one now.*nothing that edcache compares"
+    ):
+        edcache.CachedDataset(Reading(other, read), path, progress=False)
+
+    def factory(value: Any = one) -> Any:
+        return Reading(value, read)
+
+    def call(value: Any) -> None:  # as in a process of its own
+        edcache.cachable(tmp_path / "b.zip", progress=False)(factory)(value)
+
+    call(one)
+    call(one)
+    with pytest.raises(edcache.StaleCacheError, match="sample . is another one now"):
+        call(other)
 
 
 def text_of_argument(value: Any) -> str:

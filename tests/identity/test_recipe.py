@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -174,7 +175,7 @@ def describe(value: Any) -> Any:
         (Size(3, [0.5]), "Size(unit=[0.5], width=3)"),
         (PurePosixPath("a/b"), "Path('a/b')"),
         (datetime.date(2024, 2, 29), "datetime.date(2024, 2, 29)"),
-        (collections.deque([1]), "collections:deque(made 0=[1])"),
+        (collections.deque([1]), "collections:deque(of=([1], None))"),
         (uuid.UUID(int=1), "UUID('00000000-0000-0000-0000-000000000001')"),
         (len, "builtins:len"),
         (Size, "Size"),
@@ -297,6 +298,20 @@ def test_a_structure_of_shared_parts_ends() -> None:
     for _ in range(100):
         one, other = [one, one], [other, other]
     assert describe(one) == describe(one) != describe(other)
+
+
+@pytest.mark.parametrize("roots", [{}, {"/r/": "root"}], ids=["bare", "root"])
+def test_a_list_has_the_texts_of_its_items(roots: dict[str, str]) -> None:
+    """Many plain values are written at once."""
+    draw = random.Random(0)
+    keys: list[Any] = ["a", "a ", "b'", "/r/x", "/r/y", "c", "\n"]
+    values = [1, True, 1.0, "x", "/r/q", None, b"/r/", 'a"b', "//"]
+    for k in range(1_000):
+        some = keys if k % 2 else [*keys, 1, 2.0, None]
+        drawn = ({key: draw.choice(values) for key in draw.sample(some, draw.randrange(4))} for _ in "12")
+        made = [*drawn, *([(1, "/r/z")] if k % 3 else [])]
+        items = ", ".join(Settings(roots).text(item) for item in made)
+        assert Settings(roots).text(made) == f"[{items}]"
 
 
 def adder(k: int) -> Callable[[int], int]:
@@ -425,6 +440,68 @@ def test_a_call_that_counts_calls_is_no_other_call() -> None:
     }
     state = before.changed(now)
     assert compare(before.to_json(state), now).kind == "same"
+
+
+CHANGING = """
+import functools
+from collections import Counter, defaultdict, deque
+CACHE, COUNT, DEFAULT, SEEN, LOG, QUEUE = {}, Counter(), defaultdict(list), set(), [], deque()
+STATS, NEST, NAMED, N = {"n": 0}, {"a": {}}, {}, 0
+
+def named(function):
+    NAMED[function.__name__] = function
+    return function
+
+@named
+def one(x):
+    return x
+
+class Net:
+    memo, calls = {}, 0
+
+    @functools.cached_property
+    def size(self):
+        return 3
+
+    def __call__(self, x):
+        Net.calls += 1
+        self._last = x
+        self.memo[x] = x
+
+NET = Net()
+
+def work(x):
+    global N
+    N += 1
+    CHANGE
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "STATS['n'] += 1",
+        "NEST['a'][x] = 1",
+        "NEST['a']['b'] = NEST['a'].get('b', 0) + x",
+        "COUNT[x] += 1",
+        "COUNT.update([x])",
+        "DEFAULT[x % 3].append(x)",
+        "LOG.append(x)",
+        "SEEN.add(x)",
+        "QUEUE.append(x)",
+        "CACHE[x, len(LOG)] = x",
+        "CACHE[x] = CACHE.get(x) or NAMED['one'](x)",
+        "CACHE.setdefault(x, []).append(x)",
+        "NET.memo[x] = NET.size",
+    ],
+)
+def test_code_that_changes_what_it_names_does_not_ask_for_that(change: str) -> None:
+    names: dict[str, Any] = {"__name__": "nowhere"}
+    exec(CHANGING.replace("CHANGE", change), names)
+    before = recipe_of_call(names["work"], {})
+    for x in range(3):
+        names["work"](x)
+    assert compare(before.to_json(), recipe_of_call(names["work"], {})) == ([], [], [], [])
 
 
 # -------------------------------------------------------------------------------------- differences
