@@ -397,7 +397,7 @@ def _children(
     if kind in (dict, list, tuple):
         items = dict(value) if kind is dict else dict(enumerate(value[:_MOST_LEAVES]))
         is_short = name and len(value) < _MOST_LEAVES
-        is_config = kind is dict and opens_dicts and leaf.is_exact and {*map(type, items)} == {str}
+        is_config = kind is dict and opens_dicts and leaf.is_exact and _is_config(value)
         if not is_short or not (is_config or any(_parts(part) is not None for part in items.values())):
             return "", []
         return kind.__name__, [(f"{name}[{key!r}]", leaf._replace(value=part)) for key, part in items.items()]
@@ -414,6 +414,12 @@ def _children(
     ]
     asking = [(f"{dot}{key}", _Leaf(part, False, False, is_fixed)) for key, part in parts.asking.items()]
     return parts.word, children + asking
+
+
+def _is_config(values: dict[Any, Any]) -> bool:
+    """True for a dict of settings by name, of which a message names the one that differs."""
+    arrays = np.ndarray | torch.Tensor
+    return {*map(type, values)} == {str} and not any(isinstance(value, arrays) for value in values.values())
 
 
 def _parts(value: Any) -> Parts | None:

@@ -217,11 +217,13 @@ def learned(again: Recomputed, codec: str) -> tuple[FirstSample, int, Other | No
     return FirstSample(again.seconds, True, rounding), 0, None
 
 
-def random_text(where: int, other: Other) -> str:
-    """Say in a warning that a sample does not repeat."""
-    name = f"field {other.field} of sample {where}" if other.field else f"sample {where}"
+def random_text(position: int, other: Other, state: Sequence[str] = ()) -> str:
+    """Say in a warning that a sample does not repeat. state: names of what computing it changes in the source."""
+    name = f"field {other.field} of sample {position}" if other.field else f"sample {position}"
+    names = ", ".join(state)
+    why = f" Computing it changes {names}: if samples are made of that, change a copy." if names else ""
     return (
-        f"{name} is another one each time that it is computed. Random augmentation would be the same in "
+        f"{name} is another one each time that it is computed.{why} Random augmentation would be the same in "
         "every epoch: put it behind the cache with with_transform(), or keep several with edcache.variants()"
     )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -87,6 +88,7 @@ CALL_SECONDS: Final = 0.5
 
 _MOST_ASKED: Final = 8
 _MOST_FAILING: Final = 8
+_COLUMN: Final = re.compile(r"[\[({]|range\(|ndarray\(|Tensor\(").match
 _ABSENT: Final = object()
 # Names of settings with kinds of their own, as `Recipe` makes them.
 _OF_NAMES: Final = "type", "factory"
@@ -290,8 +292,8 @@ def _other_settings(
         if _ABSENT in (before, after) and now.is_made and name.startswith("attribute "):
             continue  # a call alone knows none
         kind = _kind_of(name, before, after, counts)
-        if kind == "name" and KEYS_DIGEST in found and name.startswith("attribute "):
-            kind = "place"  # one with an item a sample is no setting, and samples come and go
+        if kind == "name" and KEYS_DIGEST in found and any(map(_is_of_column, (before, after))):
+            kind = "place"  # with an item a sample it is no setting, and samples come and go
         if kind is None or (name == OTHERS and is_refused):
             continue
         is_refused |= kind == "value"
@@ -366,6 +368,11 @@ def _are_equal(one: Any, other: Any) -> bool:
     # Without forms, which are of whole paths. To Python True is 1.
     pair = [side[:1] if isinstance(side, list) else side for side in (one, other)]
     return json.dumps(pair[0]) == json.dumps(pair[1])
+
+
+def _is_of_column(exact: Any) -> bool:
+    """True for the description of a list, a tuple, a dict or an array."""
+    return isinstance(exact, list) and _COLUMN(exact[0]) is not None
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:

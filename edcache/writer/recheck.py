@@ -175,11 +175,7 @@ def with_first_sample(job: Job, index: int = 0, beside: int = _BESIDE) -> Job:
         return with_state(job)
     first, index, other = identity.learned(again, job.head.codec)
     if other is not None:
-        names = ", ".join(again.state)
-        changed = (
-            f". Computing it changes {names}: if samples are made of that, change a copy" if names else ""
-        )
-        base.warn(f"{job.path}: {identity.random_text(index, other)}{changed}")
+        base.warn(f"{job.path}: {identity.random_text(index, other, again.state)}")
     if again.records[0] == identity.record_of(None, job.head.codec):
         raiser = getattr(job.source, "__edcache_raiser__", "the source")
         base.warn(

@@ -65,7 +65,8 @@ class Source:
 
 
 class Other(Source):
-    pass
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "other": i}
 
 
 def check(cache, indices=None):

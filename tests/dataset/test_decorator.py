@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -314,7 +314,8 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/n.zip: made by another call:\n"
         "  argument a: 1 in the archive, 2 now\n"
-        'use another path, delete the file, or pass on_stale="rebuild"'
+        'use another path, delete the file, or pass on_stale="rebuild"; if arguments make no samples, leave them out: '
+        '@cachable(ignore=["a"])'
     )
     assert CALLS == [(1, "x")]
 
@@ -348,7 +349,7 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
 def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
     numbers = factory_at(tmp_path / "n.zip")
     numbers(a=made(before))
-    with pytest.raises(StaleCacheError, match="argument a[:.]"):
+    with pytest.raises(StaleCacheError, match=r"argument a[:.\[]"):
         numbers(a=made(after))
 
 
@@ -366,7 +367,6 @@ def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after
         ([Path("a")], ["a"]),
         (np.array([2, 1]), np.array([1, 2])),
         (np.zeros(3), np.zeros(3, np.float32)),
-        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (Later(lambda: pd.Series([1, 2])), Later(lambda: pd.Series([2, 1]))),
     ],
 )
@@ -572,7 +572,10 @@ def test_on_stale_ignore_uses_the_archive_in_silence(tmp_path: Path) -> None:
 def test_on_stale_ignore_never_hides_other_arguments(tmp_path: Path, version: Any, a: int) -> None:
     factory_at(tmp_path / "n.zip")()
     ignoring = factory_at(tmp_path / "n.zip", on_stale="ignore", version=version)
-    with pytest.raises(StaleCacheError, match=r'or pass on_stale="rebuild"$'):
+    with pytest.raises(
+        StaleCacheError,
+        match=r'or pass on_stale="rebuild"; if arguments make no samples, leave them out: @cachable',
+    ):
         ignoring(a=a)
 
 

@@ -1482,24 +1482,6 @@ def test_a_function_that_changes_no_sample_gets_no_copies(tmp_path):
     assert given.count(False) == 1
 
 
-def test_a_function_that_changes_samples_which_are_made_anew_gets_no_copies(tmp_path):
-    made, given = [], []
-
-    class Fresh(Images):
-        def __getitem__(self, index):
-            made.append(super().__getitem__(index))
-            return made[-1]
-
-    def fn(sample):
-        given.append(any(sample is one for one in made))
-        sample["image"] += 1
-        return {"y": sample["image"]}
-
-    ds = edcache.map(fn, Fresh(20), tmp_path / "m.zip", progress=False)
-    assert given.count(False) == 1
-    assert same(list(ds), [{"y": Images()[index]["image"] + 1} for index in range(20)])
-
-
 @pytest.mark.parametrize("way", ["batches", "on a device", "keep", "a chain"])
 def test_other_ways_of_map_leave_what_a_source_keeps(tmp_path, way):
     source = [{"x": torch.full((3,), float(index)), "name": str(index)} for index in range(6)]
