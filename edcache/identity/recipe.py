@@ -417,7 +417,7 @@ def _children(
 
 
 def _is_config(values: dict[Any, Any]) -> bool:
-    """True for a dict of settings by name, of which a message names the one that differs."""
+    """True for a dict of settings by name: a message then names the one that differs."""
     arrays = np.ndarray | torch.Tensor
     return {*map(type, values)} == {str} and not any(isinstance(value, arrays) for value in values.values())
 

@@ -65,6 +65,10 @@ class Source:
 
 
 class Other(Source):
+    pass
+
+
+class Another(Source):
     def __getitem__(self, i):
         return {**super().__getitem__(i), "other": i}
 
@@ -230,9 +234,9 @@ def test_another_process_joins_and_computes_nothing(name, log):
 def test_a_name_that_another_source_has_is_refused(name, lazy):
     cache = CachedDataset(Source(), name)
     with pytest.raises(
-        StaleCacheError, match="is another one now: .*; type: 'Source' in the archive, 'Other' now"
+        StaleCacheError, match="is another one now: .*; type: 'Source' in the archive, 'Another' now"
     ):
-        CachedDataset(Other(), name, lazy=lazy)
+        CachedDataset(Another(), name, lazy=lazy)
     check(cache)
 
 
@@ -240,9 +244,9 @@ def test_a_name_that_another_source_has_is_refused(name, lazy):
 def test_a_name_is_not_taken_from_who_has_it_open_before_a_sample_is_read(name, lazy):
     cache = CachedDataset(Source(), name, lazy=True)
     with pytest.raises(
-        StaleCacheError, match="type: 'Source' in the archive, 'Other' now, and it has no sample yet"
+        StaleCacheError, match="type: 'Source' in the archive, 'Another' now, and it has no sample yet"
     ):
-        CachedDataset(Other(), name, lazy=lazy)
+        CachedDataset(Another(), name, lazy=lazy)
     check(cache)
     check(CachedDataset.from_cache(name))
 
