@@ -23,6 +23,9 @@ import torch
 from edcache.identity.settings import Settings, digest_of
 from edcache.identity.tables import content_of, is_table
 
+OF_CLASS: Final = "class"
+"""Form of the name of a class, whose attributes are described by themselves: a class that is renamed asks."""
+
 _MOST: Final = 4_096  # items
 _WORDS: Final = re.compile(r"([\w.+-]+)").split
 _PLAIN: Final = (type(None), bool, int, float, complex, bytes)

@@ -33,7 +33,7 @@ import torch
 
 from edcache.base import OptionError, once
 from edcache.identity.code import code_of, reached_from
-from edcache.identity.forms import form_of
+from edcache.identity.forms import OF_CLASS, form_of
 from edcache.identity.settings import (
     DEFAULTS,
     IGNORE,
@@ -260,7 +260,7 @@ def _described(
         told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
-            settings[f"{kind} {name}"] = exact if leaf.word else _with_form(exact, value)
+            settings[f"{kind} {name}"] = [*exact, OF_CLASS] if leaf.word else _with_form(exact, value)
     return settings, asks
 
 

@@ -58,6 +58,8 @@ MOST_DRAWS: Final = 64
 FEW_DRAWS: Final = 8
 """Computations of any other sample that differs, which may be another one each time."""
 
+# Of no program, which may seed its generators by a small number.
+_SEED: Final = 0x5EED_0000
 _NEAR: Final = 0.02
 _RIGHT: Final = 3e-6
 _LEVELS, _MEAN_LEVELS = 2, 0.5
@@ -159,12 +161,12 @@ def recompute(
     Raises: as the source.
     """
     records, best, began = list[Record](), float("inf"), time.monotonic()
-    with generators_kept() as states:
+    with generators_kept():
         while True:
             number = len(records)
-            if number:
-                _seed(number)
-                states = _states()
+            # Also the first time: each process begins with one state of torch, and may have been in it at the fill.
+            _seed(_SEED + number)
+            states = _states()
             start = time.monotonic()
             sample = ways[number % len(ways)]()
             now = time.monotonic()
@@ -270,16 +272,13 @@ def _worst(
 
 
 @contextmanager
-def generators_kept(held: Sequence[Any] = ()) -> Iterator[_States]:
-    """Restore the states of the global random generators, and of some that are held, after the block.
-
-    Yields the global states.
-    """
+def generators_kept(held: Sequence[Any] = ()) -> Iterator[None]:
+    """Restore the states of the global random generators, and of some that are held, after the block."""
     states = _states()
     on_devices = torch.cuda.get_rng_state_all() if _has_cuda() else None
     own = [*zip(held, map(_state_of, held), strict=True)]
     try:
-        yield states
+        yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])

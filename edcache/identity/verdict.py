@@ -307,6 +307,10 @@ def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> Par
         return "place"
     if _is_same_file(before, after):
         return "place" if any(map(_is_link, (before, after))) else None
+    return _kind_of_values(name, before, after)
+
+
+def _kind_of_values(name: str, before: Any, after: Any) -> PartKind:
     if name in _OF_NAMES or (_ABSENT in (before, after) and name.startswith(_MAY_LACK)):
         return "name"
     if name.startswith(_MAY_LACK) and form_of_stored(before) == form_of_stored(after) != "":
@@ -339,9 +343,8 @@ def _other_columns(
         is_compared = name in cut or name not in now_set  # else with the settings
         may_lack = _ABSENT in (before, after) and ("factory" in old or "._" in f".{name.partition(' ')[2]}")
         if is_compared and not may_lack and not _are_equal(before, after):
-            is_form = name != OTHERS and form_of_stored(before) == form_of_stored(after) != ""
             line = f"{name}: {_shown(before)} in the archive, {_shown(after)} now"
-            yield "form" if is_form else "value", name, line
+            yield _kind_of_values(name, before, after), name, line
 
 
 def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
