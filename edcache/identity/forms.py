@@ -79,6 +79,7 @@ class _Form:
             self._take(len(value))
             return f"{{{', '.join(sorted(f'{self.text(key)}: {self.text(value[key])}' for key in value))}}}"
         if is_table(value):
+            self._take(len(value))
             return self.text(content_of(value))
         if isinstance(value, torch.Tensor) or (
             hasattr(value, "__dict__") and not isinstance(value, enum.Enum)
