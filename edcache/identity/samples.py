@@ -58,8 +58,6 @@ MOST_DRAWS: Final = 64
 FEW_DRAWS: Final = 8
 """Computations of any other sample that differs, which may be another one each time."""
 
-# Of no program, which may seed its generators by a small number.
-_SEED: Final = 0x5EED_0000
 _NEAR: Final = 0.02
 _RIGHT: Final = 3e-6
 _LEVELS, _MEAN_LEVELS = 2, 0.5
@@ -161,11 +159,12 @@ def recompute(
     Raises: as the source.
     """
     records, best, began = list[Record](), float("inf"), time.monotonic()
+    # Also the first time: each process begins with one state of torch, which it may have had at the fill.
+    seed = random.SystemRandom().getrandbits(31)
     with generators_kept():
         while True:
             number = len(records)
-            # Also the first time: each process begins with one state of torch, and may have been in it at the fill.
-            _seed(_SEED + number)
+            _seed(seed + number)
             states = _states()
             start = time.monotonic()
             sample = ways[number % len(ways)]()

@@ -37,7 +37,7 @@ import sys
 import types
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -243,16 +243,15 @@ class Settings:
         return repr(text)
 
     def _repr(self, values: Any) -> str | None:
-        """Write the text of a list of plain values, or of tuples or dicts of them, by one repr: a million take no loop.
+        """Write the text of a list of plain values, lists, or dicts of them, by one repr: a million take no loop.
 
         None if the repr may differ from the text that a loop would write.
         """
-        flat, kinds = itertools.chain.from_iterable, {*map(type, values)}
-        are_dicts = kinds == {dict}
-        if are_dicts and {*map(type, flat(values))} <= {str}:
-            kinds = {*map(type, flat(map(dict.values, values)))}
-        elif kinds == {tuple}:
-            kinds = {*map(type, flat(values))}
+        are_dicts = {*map(type, values)} == {dict}
+        if are_dicts and {*map(type, _flat(values))} <= {str}:
+            kinds = _kinds_in([*_flat(map(dict.values, values))])
+        else:
+            kinds = _kinds_in(values)
         if not kinds <= _PLAIN:
             return None
         if are_dicts:
@@ -270,6 +269,17 @@ class Settings:
         for root, name in self._roots.items():
             text = text.replace(f"'{root}", f"{{{name}}}/'")
         return text
+
+
+_flat: Final = itertools.chain.from_iterable
+
+
+def _kinds_in(values: Sequence[Any]) -> set[type]:
+    """Return the types of values, and of the items of lists and tuples among them in the place of these."""
+    kinds = {*map(type, values)}
+    if held := kinds & {list, tuple}:
+        kinds = kinds - held | {*map(type, _flat(value for value in values if type(value) in held))}
+    return kinds
 
 
 # --- parts ---
