@@ -135,7 +135,8 @@ class Other(NamedTuple):
             return f"{name} is another one each time that it is computed"
         if not self.distance and not isinstance(self.now, type):
             return f"{name} is of another kind: {_kind(self.before)} in the archive, {_kind(self.now)} now"
-        by = f" by {100 * self.distance:.2g} %" if 1e-9 < self.distance < float("inf") else ""
+        percent = 100 * self.distance
+        by = f" by {percent:{'.2g' if percent < 99 else '.0f'}} %" if 1e-7 < percent < float("inf") else ""
         return f"{name} differs{by}: {_brief(self.before)} in the archive, {_brief(self.now)} now"
 
 

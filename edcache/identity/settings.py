@@ -429,9 +429,10 @@ def _parts_of_module(value: torch.nn.Module) -> Parts:
         is_foreign = is_of_library(type(module).__module__)
         own = {key: part for key, part in attributes_of(module).items() if key not in blank}
         kept = asking if is_foreign else exact
-        kept |= {f"{name}.{key}": part for key, part in own.items() if key[0] != "_"}
+        dot = f"{name}." if name else ""
+        kept |= {f"{dot}{key}": part for key, part in own.items() if key[0] != "_"}
         if not is_foreign:
-            private = {f"_{name}.{key}": part for key, part in own.items() if key[0] == "_"}
+            private = {f"_{dot}{key}": part for key, part in own.items() if key[0] == "_"}
             asking |= {key: part for key, part in private.items() if not is_empty(part)}
         order.append((name, type(module), getattr(module, "training", None)))  # a frozen one has none
     return Parts(name_of(type(value)), {"weights": weights, **exact}, {**asking, "modules": order})

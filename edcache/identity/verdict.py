@@ -413,8 +413,11 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
         ("argument", "@cachable(ignore=[{}])"),
         ("attribute", "__edcache_ignore__ = [{}] in the class of the source"),
     ):
-        if fields := ", ".join(f'"{dotted(name)}"' for kind, _, name in names if kind == part):
-            yield f"; if {part}s make no samples, leave them out: {how.format(fields)}"
+        # What a function of `map` holds is in no class of the user.
+        own = [dotted(name) for kind, _, name in names if kind == part and not name.startswith("fn.")]
+        if own:
+            fields = ", ".join(f'"{name}"' for name in own)
+            yield f"; leave out what makes no samples: {how.format(fields)}"
 
 
 # --- samples ---

@@ -314,7 +314,7 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/n.zip: made by another call:\n"
         "  argument a: 1 in the archive, 2 now\n"
-        'use another path, delete the file, or pass on_stale="rebuild"; if arguments make no samples, leave them out: '
+        'use another path, delete the file, or pass on_stale="rebuild"; leave out what makes no samples: '
         '@cachable(ignore=["a"])'
     )
     assert CALLS == [(1, "x")]
@@ -574,7 +574,7 @@ def test_on_stale_ignore_never_hides_other_arguments(tmp_path: Path, version: An
     ignoring = factory_at(tmp_path / "n.zip", on_stale="ignore", version=version)
     with pytest.raises(
         StaleCacheError,
-        match=r'or pass on_stale="rebuild"(; if arguments make no samples.*)?$',
+        match=r'or pass on_stale="rebuild"(; leave out what makes no samples: .*)?$',
     ):
         ignoring(a=a)
 

@@ -184,7 +184,7 @@ def test_what_is_exact_is_another_one(before, now, codec):
         (
             np.arange(4),
             -np.arange(4),
-            "it differs by 2e+02 %: [0, 1, 2, ...] in the archive, [0, -1, -2, ...] now",
+            "it differs by 200 %: [0, 1, 2, ...] in the archive, [0, -1, -2, ...] now",
         ),
         (np.array(1), np.array(2), "it differs by 50 %: 1 in the archive, 2 now"),
     ],

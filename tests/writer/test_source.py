@@ -186,8 +186,8 @@ def test_another_source_of_the_class_is_noticed(tmp_path: Path) -> None:
         f"{path}: made by another source:\n"
         "  attribute split: 'train' in the archive, 'val' now\n"
         "  attribute size: 32 in the archive, 224 now\n"
-        "use another path, or pass keep_existing=False to build it anew; if attributes make no samples, leave them "
-        'out: __edcache_ignore__ = ["split", "size"] in the class of the source'
+        "use another path, or pass keep_existing=False to build it anew; leave out what makes no "
+        'samples: __edcache_ignore__ = ["split", "size"] in the class of the source'
     )
 
 
