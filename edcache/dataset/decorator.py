@@ -313,7 +313,9 @@ def _default_path(factory: Any, call: Recipe, arguments: Mapping[str, Any]) -> s
     full_name = identity.qualified_name(factory)
     given = {name: value for name, value in call.settings.items() if name.startswith("argument ")}
     # Without private attributes of objects, which may be other ones in every process.
-    asked = {name: text for name, text in call.asks.items() if name.startswith("argument ")}
+    asked = {
+        name: text for name, text in call.asks.items() if name.startswith("argument ") and "._" not in name
+    }
     text = json.dumps([full_name, given, asked])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
     slugs = list[str]()

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from edcache import base, identity
 from edcache.base import OptionError, ReadOptions, SourceError
 from edcache.format import Head
-from edcache.identity import FirstSample, Other, Recomputable, Recomputed, Record, Verdict
+from edcache.identity import FirstSample, Other, Recomputable, Recomputed, Record
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.appender import Appender, other_order
@@ -32,12 +32,12 @@ from edcache.writer.match import check_length
 from edcache.writer.source import is_stream, length_of
 
 _MOST_FAILING: Final = 8
-# Recomputable that a fill computes twice beside its first one, if they are cheap: randomness may be in some alone.
+# Samples that a fill computes twice beside its first one, if they are cheap: randomness may be in some alone.
 _BESIDE: Final = 2
 
 
 class StoredSamples(Recomputable):
-    """Recomputable of an archive that a fill has, or that it goes on with.
+    """Samples of an archive that is opened with its source, or that a fill goes on with.
 
     Args:
         adds: True if samples are to be added: then a process of the fill's own kind computes.
@@ -93,13 +93,12 @@ class StoredSamples(Recomputable):
         return _as_a_fill_does(self.job, Again(position, least, stored))
 
 
-def check_open(job: Job, session: Session, samples: StoredSamples | None = None) -> Verdict:
+def check_open(job: Job, session: Session) -> None:
     """Compare the recipe of a source, and samples that this process computes, with an archive that is opened.
 
-    samples: how they are computed.
     Raises: StaleCacheError, see `Verdict.settle`.
     """
-    return _check(job, StoredSamples(job, session, adds=False) if samples is None else samples)
+    _check(job, StoredSamples(job, session, adds=False))
 
 
 def check_before(job: Job, known: Known | None = None) -> None:
@@ -120,12 +119,11 @@ def check_before(job: Job, known: Known | None = None) -> None:
         _check(job, StoredSamples(job, session, adds=True, known=known))
 
 
-def _check(job: Job, samples: StoredSamples) -> Verdict:
+def _check(job: Job, samples: StoredSamples) -> None:
     verdict = identity.compare(samples.session.origin.fingerprint, job.recipe, samples)
     if verdict.reason:
         base.tell(f"{job.path}: {verdict.reason}", False if verdict.asks else job.options.progress)
     verdict.settle(samples.path)
-    return verdict
 
 
 def compared(source: Any, session: Session, most: int) -> dict[int, Other]:

@@ -389,6 +389,26 @@ def test_the_same_items_in_another_order_or_kind_ask(tmp_path: Path, before: Any
         data(made(after), 2)
 
 
+class Counting:
+    def __init__(self) -> None:
+        self._reads = 0
+
+
+def test_an_argument_that_counts_in_private_has_one_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @cachable
+    def data(counting: Counting) -> Squares:
+        counting._reads += 1
+        return Squares()
+
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
+    counting = Counting()
+    paths = {data(counting).path for _ in range(3)}
+    assert counting._reads > 0
+    assert len(paths) == len(list(tmp_path.glob("*.zip"))) == 1
+
+
 @dataclass
 class Training:
     size: int = 5
