@@ -187,7 +187,7 @@ def samples_of(here: Here, indices: list[int]) -> Iterator[Any]:
 
 
 class Again(NamedTuple):
-    """Samples to compute again: one `least` times or more, and with `beside` some others, if they are cheap.
+    """Samples to compute again: one `least` times or more; and `beside` it some others, alone, if they are cheap.
 
     stored: schema and record to compare with. Without them the result tells which state of the source has changed.
     """
@@ -216,7 +216,7 @@ def compute_again(job: Job, asked: Again) -> Recomputed:
         if least * again.seconds > left:
             break
         with suppress(Exception):  # the fill raises it again
-            made = identity.recompute(_ways(job, other)[:least], job.head.codec, least, seconds=left)
+            made = identity.recompute(_ways(job, other)[:1], job.head.codec, least, seconds=left)
             more.append(made._replace(position=other))
     state = () if before is None else before.changed(identity.recipe_of(job.source))
     return again._replace(state=state, more=tuple(more))
