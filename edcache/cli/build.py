@@ -40,13 +40,13 @@ class Call:
         self._where = where
         self._given = dict(map(_argument, arguments))
         self._version = None if version is None else _value(version)
-        self._factory = _load(where)
+        self._factory, self._ignored = _load(where), tuple[str, ...]()
         self.options = CacheOptions()
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
             self.options = replace(decorated.options, verify="touch", lazy=False, keep_existing=True)
             self._version = decorated.version if self._version is None else self._version
-            self._factory = decorated.uncached
+            self._factory, self._ignored = decorated.uncached, tuple(decorated.ignored)
         try:
             bound = inspect.signature(self._factory).bind(**self._given)
         except TypeError as error:
@@ -58,7 +58,7 @@ class Call:
 
     def recipe(self) -> identity.Recipe:
         """Describe the call; nothing is called."""
-        return identity.recipe_of_call(self._factory, self._arguments, self._version)
+        return identity.recipe_of_call(self._factory, self._arguments, self._version, self._ignored)
 
     def make(self) -> Any:
         """Call the factory."""

@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-_Reaction = Literal["same", "rebuild", "ignore"]
-"""Reaction to a verdict by `on_stale`, for the fill that may follow."""
+_Reaction = Literal["same", "ignore", "fill", "rebuild"]
+"""Reaction to a verdict by `on_stale`: two open the archive, two fill it, from its samples on or anew."""
 
 # Parts of a call that no `on_stale="ignore"` lets pass.
-_OF_CALL: Final = "argument ", "version: ", "weights "
+_OF_CALL: Final = "argument ", "version: ", "weights ", "others: "
 
 
 class _SamplesOfCall(writer.StoredSamples):
     """Samples of an archive, whose source a call makes when they are drawn.
 
     failure: makes the error of a call that raises. Data that is elsewhere is no error where nothing asks.
+    has_other_keys: True if the source has keys, and others than the archive.
     """
+
+    has_other_keys = False
 
     def __init__(
         self,
@@ -61,7 +64,8 @@ class _SamplesOfCall(writer.StoredSamples):
         with base.foreign_code(self._failure):
             source = writer.declared(writer.by_items(self._make()))
             keyed = Keyed.of(source)
-        if keyed is not None and keyed.digest != self.session.origin.keys_digest:
+        self.has_other_keys = keyed is not None and keyed.digest != self.session.origin.keys_digest
+        if self.has_other_keys:
             return []  # samples are in other places
         self.use(source)
         if keyed is None and not self.is_stream:
@@ -73,7 +77,7 @@ class _SamplesOfCall(writer.StoredSamples):
 class CachedFactory(Generic[P, T_co]):
     """Dataset factory whose datasets are cached; the result of `@cachable`.
 
-    `uncached` is the function itself, `version` and `options` the arguments of the decorator.
+    `uncached` is the function itself, `version`, `ignored` and `options` the arguments of the decorator.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class CachedFactory(Generic[P, T_co]):
         check_fillable(options)
         functools.update_wrapper(self, factory)
         self.uncached, self.version, self.options = factory, version, options
-        self._path, self._on_stale, self._ignored = path, on_stale, ignore
+        self._path, self._on_stale, self.ignored = path, on_stale, ignore
         self._read_options = base.provisional(options)
         self._signature = inspect.signature(factory)
         # Paths of archives that this process has filled, or has compared a sample with.
@@ -126,17 +130,18 @@ class CachedFactory(Generic[P, T_co]):
         make = functools.partial(self.uncached, *args, **kwargs)
         if archive is not None and archive.session.complete and not options.grow:
             reaction = self._reaction(archive.session, call, make, adds=False)
-            if reaction != "rebuild":
+            if reaction in ("same", "ignore"):
                 if options.preload:
                     archive.close()
                     archive = store.reader(replace(self._read_options, preload=options.preload))
                 return CachedDataset(None, archive, options)
-            rebuild = True
-        self._compared.add(store.path)
+            rebuild = reaction == "rebuild"
         began = time.monotonic()
         source = make()
         call = replace(call, seconds=time.monotonic() - began)
-        return self._filled(store, archive, source, call, rebuild)
+        filled = self._filled(store, archive, source, call, rebuild)
+        self._compared.add(store.path)
+        return filled
 
     def _filled(
         self,
@@ -161,8 +166,9 @@ class CachedFactory(Generic[P, T_co]):
             if error.option != "spot_check":
                 raise
             reaction = self._react(error, adds=adds)
-        options = replace(options, spot_check=False, keep_existing=reaction == "ignore")
-        return CachedDataset(source, store, options, fingerprint=origin)
+        if reaction == "rebuild":
+            return CachedDataset(source, store, replace(options, keep_existing=False), fingerprint=recipe)
+        return CachedDataset(source, store, replace(options, spot_check=False), fingerprint=False)
 
     def _reaction(
         self, session: Session, recipe: Recipe, make: Callable[[], Any] | None, *, adds: bool
@@ -184,10 +190,15 @@ class CachedFactory(Generic[P, T_co]):
                 remedy += "" if is_other_call else ' (or "ignore", to use it as it is)'
                 message = verdict.message(path, remedy, changed)
                 raise StaleCacheError(message, path=path, option="on_stale")
-            if make is not None and not is_ignored and (verdict.asks or path not in self._compared):
-                self._compared.add(path)
+            is_other_call = any(f"{name}: ".startswith(_OF_CALL) for name in verdict.asks)
+            is_asked = bool(verdict.asks) or path not in self._compared
+            if make is not None and is_asked and (is_other_call or not is_ignored):
                 samples = _SamplesOfCall(session, self.options, make, self._failure)
-                identity.compare(found, recipe, samples).settle(path)
+                verdict = identity.compare(found, recipe, samples)
+                if samples.has_other_keys:
+                    return "fill"  # as `CachedDataset` does: samples come and go
+                verdict.settle(path)
+                self._compared.add(path)
         except StaleCacheError as error:
             return self._react(error, adds=adds, is_other_call=is_other_call)
         return "ignore" if is_ignored else "same"
@@ -207,7 +218,7 @@ class CachedFactory(Generic[P, T_co]):
         return SourceError(f"{self.uncached.__qualname__}() raised {type(error).__name__}: {error}")
 
     def _described(self, arguments: Mapping[str, Any]) -> Recipe:
-        return identity.recipe_of_call(self.uncached, arguments, self.version, self._ignored)
+        return identity.recipe_of_call(self.uncached, arguments, self.version, self.ignored)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:

@@ -23,7 +23,7 @@ import json
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -54,7 +54,8 @@ _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
 _COLUMNS_NBYTES: Final = 900
 OTHERS: Final = "others"
-"""Name of the digest of all settings behind the first ones."""
+OTHER_ATTRIBUTES: Final = "attribute (others)"
+"""Names of the digests of what has no name of its own in a head, which is one page."""
 PARTS: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
 """Entries of a fingerprint that a recipe makes."""
 _ITEM: Final = re.compile(r"\['?([^\]']*)'?\]")
@@ -98,10 +99,10 @@ class Recipe:
         """Return the JSON that an archive keeps. state: names that are left out, and listed as state."""
         left = {*state}
         made = {
-            "settings": self.kept_settings(left),
-            "asks": self.kept_asks(left),
+            "settings": _kept(self.settings, left, _SETTINGS_NBYTES),
+            "asks": _kept(self.asks, left, _ASKS_NBYTES),
             "code": dict(self.code),
-            "columns": self.kept_columns(left, None),
+            "columns": _kept(self.texts, left, _COLUMNS_NBYTES),
             "count": self.count,
             "state": sorted(left),
         }
@@ -121,19 +122,6 @@ class Recipe:
             name for one, other in pairs for name in {**one, **other} if one.get(name) != other.get(name)
         )
         return tuple(dict.fromkeys(names))
-
-    def kept_settings(self, left: set[str]) -> dict[str, Any]:
-        """Return the settings as an archive keeps them. left: names that are left out."""
-        return _kept(self.settings, left, _SETTINGS_NBYTES)
-
-    def kept_asks(self, left: set[str]) -> dict[str, str]:
-        """Return what asks as an archive keeps it. left: names that are left out."""
-        return _kept(self.asks, left, _ASKS_NBYTES)
-
-    def kept_columns(self, left: set[str], count: int | None) -> dict[str, Any]:
-        """Return the first values of the columns as an archive of `count` samples keeps them."""
-        is_longer = count is not None and self.count is not None and count < self.count
-        return _kept(self.first(count) if is_longer else self.texts, left, _COLUMNS_NBYTES)
 
     @once
     def texts(self) -> dict[str, Any]:
@@ -231,8 +219,10 @@ def recipe_of(source: Any, call: Recipe | None = None, more: Mapping[str, Any] |
     if call is not None:
         named = {} if is_keyed else {name: leaf for name, leaf in leaves.items() if leaf.is_told}
         settings, asks = {**call.settings, **_described(named, walk)[0]}, {**call.asks}
-        code = {**call.code, **code_of(reached_from([source]), _CODE_NBYTES, walk.describe)}
-        code = code if call.settings["version"] is None else {}
+        own = code_of(reached_from([source]), _CODE_NBYTES, walk.describe)
+        # A call that is described alone has the digest of its own others.
+        own = {f"{name} of the source" if name == OTHERS else name: digest for name, digest in own.items()}
+        code = {**own, **call.code} if call.settings["version"] is None else {}
     else:
         name = name_of(type(source)) + (f" {source.__qualname__}" if is_generator else "")
         exact, asks = _described(leaves, walk)
@@ -464,9 +454,26 @@ def _roots(leaves: Mapping[str, _Leaf]) -> dict[str, str]:
 
 
 def _kept(texts: Mapping[str, Any], left: set[str], nbytes: int) -> dict[str, Any]:
-    """Return texts by name; the last ones as one digest, if all have more bytes."""
-    kept = {shortened(name): text for name, text in texts.items() if name not in left}
-    others = {}
-    while len(json.dumps(kept)) > nbytes:
-        name, others[name] = kept.popitem()
-    return {**kept, OTHERS: digest_of(json.dumps(others))} if others else kept
+    """Return texts by name without the ones that are left out; the last ones as digests, if all have more bytes."""
+    own = {shortened(name): text for name, text in texts.items() if name not in left}
+    sizes = itertools.accumulate(len(json.dumps({name: text})) for name, text in own.items())
+    return kept_as(texts, left, [name for name, size in zip(own, sizes, strict=True) if size <= nbytes])
+
+
+def kept_as(texts: Mapping[str, Any], left: set[str], named: Collection[str]) -> dict[str, Any]:
+    """Return texts by name without the ones that are left out; the ones that are not `named` as digests.
+
+    Attributes have a digest of their own: a call that is described alone has none.
+    """
+    own = {shortened(name): text for name, text in texts.items() if name not in left}
+    kept = {name: text for name, text in own.items() if name in named}
+    for place in (OTHERS, OTHER_ATTRIBUTES):
+        is_attribute = place == OTHER_ATTRIBUTES
+        rest = {
+            name: text
+            for name, text in own.items()
+            if name not in kept and name.startswith("attribute ") == is_attribute
+        }
+        if rest:
+            kept[place] = digest_of(json.dumps(rest, sort_keys=True))
+    return kept

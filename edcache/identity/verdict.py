@@ -26,7 +26,7 @@ from edcache import base
 from edcache.base import SourceError, StaleCacheError, named
 from edcache.format import KEYS_DIGEST
 from edcache.identity.forms import form_of_stored
-from edcache.identity.recipe import OTHERS, PARTS, Recipe, dotted
+from edcache.identity.recipe import OTHER_ATTRIBUTES, OTHERS, PARTS, Recipe, dotted, kept_as
 from edcache.identity.samples import (
     FEW_DRAWS,
     SECONDS,
@@ -37,7 +37,7 @@ from edcache.identity.samples import (
     find_other,
     random_text,
 )
-from edcache.identity.settings import LONG
+from edcache.identity.settings import LONG, shortened
 
 PartKind: TypeAlias = Literal["value", "form", "name", "place", "inside", "code"]
 
@@ -92,12 +92,14 @@ _COLUMN: Final = re.compile(r"[\[({]|range\(|ndarray\(|Tensor\(").match
 _ABSENT: Final = object()
 # Names of settings with kinds of their own, as `Recipe` makes them.
 _OF_NAMES: Final = "type", "factory"
+_CUT: Final = OTHERS, OTHER_ATTRIBUTES
 _MAY_LACK: Final = "argument ", "attribute ", "weights of ", *_OF_NAMES
-_NOTHING: Final = "nothing that edcache compares has changed: it is a setting elsewhere, a file, or a library"
+_NOTHING: Final = "nothing that edcache compares has changed: look at settings elsewhere, files and libraries"
 _REMEDY: Final = (
-    '. Use another path, or build it anew: keep_existing=False, with @cachable another version= or on_stale="rebuild"; '
-    "spot_check=False compares no sample"
+    ". Use another path, or build it anew: keep_existing=False, with @cachable another version= or "
+    'on_stale="rebuild"'
 )
+_UNCHECKED: Final = "; spot_check=False opens it unchecked"
 
 
 class Doubt(NamedTuple):
@@ -147,7 +149,7 @@ class Verdict:
         code = [name for name, ask in self.asks.items() if ask.kind == "code"]
         inside = [name for name, ask in self.asks.items() if ask.kind != "code" and not ask.line]
         lines = [ask.line for ask in self.asks.values() if ask.line]
-        texts = [f"the code of {', '.join(code)} changed"] if code else []
+        texts = [f"the code of {', '.join(code)} changed, or a value that it names"] if code else []
         return "; ".join([*texts, *([f"{', '.join(inside)} changed"] if inside else []), *lines])
 
     def message(self, path: str, remedy: str, more: Sequence[str] = ()) -> str:
@@ -179,7 +181,8 @@ class Verdict:
             base.warn(f"{path}: {self.unrepeated}", once=(path, self.unrepeated))
         if self.other is not None:
             what = self.changes or _NOTHING
-            text = f"{path}: sample {self.sample} is another one now: {self.other}; {what}{_REMEDY}"
+            way_out = "" if self.must_be_answered else _UNCHECKED
+            text = f"{path}: sample {self.sample} is another one now: {self.other}; {what}{_REMEDY}{way_out}"
             raise StaleCacheError(text, path=path, option="spot_check")
         if self.kind != "unknown" or not self.reason:
             return
@@ -187,8 +190,11 @@ class Verdict:
         if "refuse" in [rule.unknown if self.is_repeated else rule.unrepeated for rule in rules]:
             text = f"{path}: {self.changes}, and {self.reason}{_REMEDY}"
             raise StaleCacheError(text, path=path, option="spot_check")
-        message = f"{path}: {self.changes} since this cache was made, and {self.reason}; if it makes other samples now"
-        base.warn(f"{message}, build it anew or use another path", once=(path, self.changes))
+        base.warn(
+            f"{path}: since this cache was made, {self.changes}, and {self.reason}; if it makes other samples now, "
+            "build it anew or use another path; if not, spot_check=False, or with @cachable version=, silences this",
+            once=(path, self.changes),
+        )
 
 
 _SAME: Final = Verdict()
@@ -284,7 +290,7 @@ def _other_settings(
     found: Mapping[str, Any], now: Recipe, state: set[str]
 ) -> Iterator[tuple[PartKind, str, str]]:
     old, known = (_without(named(found, part), state) for part in ("settings", "columns"))
-    new, counts, is_refused = now.kept_settings(state), (found.get("count"), now.count), False
+    new, counts, is_refused = _cut(now.settings, old, state), (found.get("count"), now.count), False
     for name in {**old, **new}:
         before, after = old.get(name, known.get(name, _ABSENT)), new.get(name, _ABSENT)
         if _are_equal(before, after) or (after is _ABSENT and name in now.columns):
@@ -294,7 +300,7 @@ def _other_settings(
         kind = _kind_of(name, before, after, counts)
         if kind == "name" and KEYS_DIGEST in found and any(map(_is_of_column, (before, after))):
             kind = "place"  # with an item a sample it is no setting, and samples come and go
-        if kind is None or (name == OTHERS and is_refused):
+        if kind is None or (name in _CUT and is_refused):
             continue
         is_refused |= kind == "value"
         is_told = kind != "place" or _is_elsewhere(before, after)
@@ -311,6 +317,8 @@ def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> Par
 
 
 def _kind_of_values(name: str, before: Any, after: Any) -> PartKind:
+    if name in _CUT:
+        return "value"
     if name in _OF_NAMES or (_ABSENT in (before, after) and name.startswith(_MAY_LACK)):
         return "name"
     if name.startswith(_MAY_LACK) and form_of_stored(before) == form_of_stored(after) != "":
@@ -321,7 +329,8 @@ def _kind_of_values(name: str, before: Any, after: Any) -> PartKind:
 def _other_insides(
     found: Mapping[str, Any], now: Recipe, state: set[str]
 ) -> Iterator[tuple[PartKind, str, str]]:
-    own, their = _without(named(found, "asks"), state), now.kept_asks(state)
+    own = _without(named(found, "asks"), state)
+    their = _cut(now.asks, own, state)
     for name in {**own, **their}:
         before, after = own.get(name), their.get(name)
         is_known = not (now.is_made and name.startswith("attribute ") and None in (before, after))
@@ -336,7 +345,7 @@ def _other_columns(
     known, count = _without(named(found, "columns"), state), found.get("count")
     if now.count is None or not isinstance(count, int):
         return
-    cut = now.kept_columns(state, count)
+    cut = _cut(now.first(count) if count < now.count else now.texts, known, state)
     old, now_set = named(found, "settings"), now.settings
     for name in {**known, **cut}:
         before, after = known.get(name, old.get(name, _ABSENT)), cut.get(name, now_set.get(name, _ABSENT))
@@ -359,6 +368,12 @@ def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         parts = (side.get(name) for name in (*PARTS - {"state"}, "keys", "parents"))
         sides.append([(_without(part, state) if isinstance(part, dict) else part) or None for part in parts])
     return sides[0] == sides[1]
+
+
+def _cut(texts: Mapping[str, Any], known: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
+    """Return texts as an archive has them that names these: a longer one beside them changes no name."""
+    is_cut = not known.keys().isdisjoint(_CUT)
+    return kept_as(texts, state, [*known] if is_cut else [*map(shortened, texts)])
 
 
 def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
@@ -413,8 +428,12 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
         ("argument", "@cachable(ignore=[{}])"),
         ("attribute", "__edcache_ignore__ = [{}] in the class of the source"),
     ):
-        # What a function of `map` holds is in no class of the user.
-        own = [dotted(name) for kind, _, name in names if kind == part and not name.startswith("fn.")]
+        # What a function of `map` holds is in no class of the user; and weights always make samples.
+        own = [
+            dotted(name)
+            for kind, _, name in names
+            if kind == part and not name.startswith("fn.") and not name.endswith(".weights")
+        ]
         if own:
             fields = ", ".join(f'"{name}"' for name in own)
             yield f"; leave out what makes no samples: {how.format(fields)}"
@@ -450,7 +469,8 @@ def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdic
         if not is_compared:
             break
         if other is not None and other.is_random:
-            verdict = replace(verdict, unrepeated=random_text(position, other))
+            verdict = replace(verdict, unrepeated=random_text(position, other), is_repeated=False)
+            reason = "its samples are other ones each time that they are computed" if verdict.asks else ""
             continue
         if other is not None:
             return replace(verdict, sample=position, other=other)

@@ -1052,16 +1052,15 @@ class NamedOfFile(OfFile):
         return {"x": self.sample_key(i) + (self.folder / "gain").read_text()}
 
 
-def test_samples_with_other_keys_are_not_compared_by_their_places(of_file: Any, tmp_path: Path) -> None:
+def test_of_a_source_with_other_keys_what_is_new_is_computed(of_file: Any, tmp_path: Path) -> None:
     def opened() -> list[str]:
         make = cachable(tmp_path / "n.zip", progress=False)(lambda: NamedOfFile(tmp_path))
         return [sample["x"][0] for sample in make()]
 
     (tmp_path / "names").write_text("abcde")
     assert opened() == [*"abcde"]
-    (tmp_path / "names").write_text("edcba")
-    assert opened() == [*"abcde"]
-    (tmp_path / "names").write_text("abcde")
+    (tmp_path / "names").write_text("fedcb")
+    assert opened() == [*"fedcb"]
     (tmp_path / "gain").write_text("2.0")
     with pytest.raises(StaleCacheError, match="is another one now"):
         opened()

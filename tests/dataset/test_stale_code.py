@@ -394,7 +394,7 @@ def test_a_function_that_raises_now_is_a_warning_that_names_its_code(folder: Pat
     app = APP.format(made="Digits()")
     load(folder, app, LIB).data()
     module = load(folder, app, changed(LIB, ("transform or abs", "{}[0]")))
-    text = "the code of Digits.__init__ changed since this cache was made, and no sample was compared: data.. raised"
+    text = "the code of Digits.__init__ changed, or a value that it names, and no sample was compared: data.. raised"
     with pytest.warns(RuntimeWarning, match=text) as caught:
         assert len(module.data()) == 4
     assert caught[0].filename == __file__

@@ -529,7 +529,7 @@ def test_code_is_no_difference_and_a_change_of_what_is_named_now() -> None:
     before, now = (Recipe({"type": "S"}, code=code) for code in ({"f": "1", "g": "2"}, {"f": "3", "h": "4"}))
     found = compare(before.to_json(), now)
     assert {name: ask.kind for name, ask in found.asks.items()} == {"f": "code", "h": "code"}
-    assert found.changes == "the code of f, h changed"
+    assert found.changes == "the code of f, h changed, or a value that it names"
     assert compare({"settings": {"type": "S"}}, now).kind == "same"
 
 

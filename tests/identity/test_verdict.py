@@ -35,8 +35,8 @@ EXPECTED = {
     "form": ["open", "refuse", "refuse", "refuse", "refuse", "refuse", "refuse"],
     "name": ["open", "refuse", "refuse", "refuse", "refuse", "refuse", "refuse"],
     "an attribute more": ["open", "refuse", "refuse", "refuse", "refuse", "refuse", "refuse"],
-    "place": ["open", "refuse", "refuse", "refuse", "warn", "warn", "open"],
-    "inside": ["open", "refuse", "refuse", "refuse", "warn", "warn", "open"],
+    "place": ["open", "refuse", "refuse", "warn", "warn", "warn", "open"],
+    "inside": ["open", "refuse", "refuse", "warn", "warn", "warn", "open"],
     "code": ["open", "refuse", "warn", "warn", "warn", "warn", "open"],
     "nothing": ["open", "refuse", "open", "warn", "open", "open", "open"],
 }
