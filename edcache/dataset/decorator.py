@@ -176,7 +176,7 @@ class CachedFactory(Generic[P, T_co]):
         """Compare an archive with a call, or with the source that it made, and react by `on_stale`.
 
         make: the call, which is made to compare samples if something asks, or once in each process if that is cheap;
-            None if others compare them.
+            None where `CachedDataset` compares.
         adds: True if samples may be added to the archive.
         """
         found, path = session.origin.fingerprint, session.path

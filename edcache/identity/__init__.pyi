@@ -14,7 +14,6 @@ from .samples import FirstSample as FirstSample
 from .samples import Other as Other
 from .samples import Recomputed as Recomputed
 from .samples import Record as Record
-from .samples import find_other as find_other
 from .samples import generator_states as generator_states
 from .samples import generators_kept as generators_kept
 from .samples import held_generators as held_generators
@@ -29,3 +28,4 @@ from .verdict import CALL_SECONDS as CALL_SECONDS
 from .verdict import Recomputable as Recomputable
 from .verdict import are_alike as are_alike
 from .verdict import compare as compare
+from .verdict import recheck as recheck

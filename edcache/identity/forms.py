@@ -1,9 +1,8 @@
 """`form_of`: digest of a value without the order of its items and without their kinds.
 
-Values of one form are mostly the same to who wrote them: a list that was made from a set has another order in each
-process, `np.int64(4)` stands for 4, a tuple for a list, a path for a text. Whether samples are other ones, a sample
-says: so values of one form, which are not equal, ask, and do not refuse. A text is the set of its words, since a
-pattern such as "cat|dog" is made from a set, too.
+A list that was made from a set has another order in each process; `np.int64(4)` stands for 4, a tuple for a list, a
+path for a text. So values of one form ask, and do not refuse. A text is the set of its words, since a pattern such as
+"cat|dog" is made from a set, too.
 
 What must never happen: that a long value takes time. It has no form, and so refuses.
 """

@@ -261,7 +261,7 @@ def _with_form(exact: Any, value: Any) -> Any:
 
 
 def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> Any:
-    """Note what asks of a value, and return the setting; _ABSENT if all of it only asks."""
+    """Note the parts of a value that only ask. Return its setting, or _ABSENT if it has none."""
     asked = told.asks if is_exact or told.exact in _EMPTY else told.asks + json.dumps(told.exact)
     if asked:
         asks[name] = digest_of(asked)
@@ -271,7 +271,7 @@ def _note(asks: dict[str, str], name: str, told: Described, is_exact: bool) -> A
 
 
 def _weights(reached: Sequence[Any], walk: Settings) -> dict[str, Any]:
-    """Describe the weights of modules of torch that code names, and code that this names, by class.
+    """Describe weights of modules of torch that the reached code names, by class of the module.
 
     Attributes of a module, which may count its calls, are constants of the code, and ask.
     """
@@ -365,7 +365,7 @@ def _opened(
             seen.add(id(leaf.value))
             leaves[name] = leaf._replace(word=word)
             if is_keyed and children[0][1].is_told:
-                del leaves[name]  # its class may be another one: a cache, and a view of it
+                del leaves[name]  # a view of a cache has another class, and the same samples
             waiting += children
     return leaves
 

@@ -233,7 +233,7 @@ def random_text(position: int, other: Other, state: Sequence[str] = ()) -> str:
 def find_other(
     stored: Record, records: Sequence[Record], made: FirstSample | None, codec: str, is_asked: bool
 ) -> Other | None:
-    """Compare a record with the sample that was computed again; return a field that is another one, or None.
+    """Return a field in which the recomputed sample differs from its record; None if there is none.
 
     Args:
         stored: schema and bytes of the record. records: one for each computation. made: as the archive knows it.

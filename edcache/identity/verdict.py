@@ -4,11 +4,11 @@
    difference does: it refuses, or it asks.
 2. Where something asks, or where a sample is cheap, samples are computed again, and answer: see `samples.py`.
 
-The answer is a `Verdict`, and what follows from it says `RULES` as well. A door gives what it can: the recipe of its
-source or of its call, and its samples, if they can be computed there.
+The answer is a `Verdict`; `RULES` also says what it does. An opening gives the recipe of its source or its call, and
+its samples, if they can be computed there.
 
-What must never happen: that a part which differs is passed over otherwise than `RULES` says; that a sample that cannot
-be computed is taken for an equal one where something asks.
+What must never happen: that a difference is passed over otherwise than `RULES` says; that a sample which cannot be
+computed is taken for an equal one where a part asks.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class Rule(NamedTuple):
     """Reaction to a difference of one kind.
 
     part: as the documentation names it. differs: "refuse" or "ask". unknown: where no sample could be computed.
-    unrepeated: where none is compared, since samples do not repeat, or a stream may shuffle, or by spot_check=False,
-    which takes "warn" for "pass".
+    unrepeated: for random samples, for streams, which may shuffle, and by spot_check=False, which does not warn.
     """
 
     part: str
@@ -116,8 +115,8 @@ class Verdict:
     refused: lines about parts that make it another source. asks: parts that ask, by name. is_call: True for the recipe
     of a call. is_told: False if the archive says nothing of its source.
     sample, other: position of a sample that is another one, and its field; -1 and None without one.
-    is_answered: True if samples were compared, and are right. reason: why none was compared; "" if another process
-    does. is_repeated: False if no sample can be compared ever. unrepeated: one that was met and does not repeat.
+    is_answered: True if samples were compared, and are right. reason: why none was; "" leaves it to another process.
+    is_repeated: False if samples are random. unrepeated: text about one that was met, and is random.
     """
 
     refused: tuple[str, ...] = ()
@@ -159,7 +158,7 @@ class Verdict:
         return f"{path}: made by another {'call' if self.is_call else 'source'}:{lines}\n{remedy}"
 
     def check(self, path: str, remedy: str = "", option: str = "keep_existing") -> Verdict:
-        """Return it, unless parts refuse. Raises: StaleCacheError, which lists them. remedy: by default of a fill."""
+        """Raise StaleCacheError if parts refuse; return the verdict. remedy: by default of a fill."""
         if not self.refused:
             return self
         remedy = remedy or "use another path, or pass keep_existing=False to build it anew"
@@ -172,7 +171,7 @@ class Verdict:
 
     @property
     def must_be_answered(self) -> bool:
-        """True if no archive is gone on with before a sample answers."""
+        """True if a sample is to be equal before the archive is used."""
         return any(RULES[doubt.kind].unrepeated == "refuse" for doubt in self.asks.values())
 
     def settle(self, path: str) -> None:
@@ -443,7 +442,7 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdict:
-    """Compare samples, until as many are right as `_count` says; one that is another one ends it."""
+    """Compare samples until `_count` are equal, or one is another one."""
     if not samples.is_here:
         return verdict
     if samples.asked is not None and not samples.asked:
@@ -459,7 +458,7 @@ def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdic
     verdict = replace(verdict, is_repeated=samples.is_repeated and not samples.is_stream)
     for position, number in pairs:
         try:
-            is_compared, other = _compared(verdict, samples, position, number)
+            is_compared, other = recheck(samples, position, number, bool(verdict.asks))
         except Exception as error:  # noqa: BLE001 - of the source, or the record is damaged: who needs it sees it
             why = str(error).removeprefix(f"{samples.path}: ").partition("\n")[0]
             reason = f"sample {position} was not compared: {why}"
@@ -481,7 +480,7 @@ def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdic
 
 
 def _count(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> int:
-    """Return the number of samples to compare: if something asks several, as time allows, since one may not show it.
+    """Count the samples to compare: several if a part asks, since a change may show in few.
 
     is_known: False if no recipes are compared; then the user alone asks.
     """
@@ -497,12 +496,11 @@ def _count(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> int:
     return max(1, min(_MOST_ASKED, int(SECONDS / max(samples.first.seconds, 1e-9))))
 
 
-def _compared(
-    verdict: Verdict, samples: Recomputable, position: int, number: int
-) -> tuple[bool, Other | None]:
+def recheck(samples: Recomputable, position: int, number: int, is_asked: bool) -> tuple[bool, Other | None]:
     """Compute a sample until it is equal to its record, or is known to repeat.
 
-    Returns: whether it was compared, and a field that is another one.
+    is_asked: True if something else has changed, so that a field that is only near is another one.
+    Returns: True if it was compared; and a field that is another one.
     """
     stored, records, other = samples.stored(number), list[Record](), None
     for least in (1, FEW_DRAWS):  # one that differs may be another one each time
@@ -514,7 +512,7 @@ def _compared(
             break  # to compare a large record takes longer than to compute it
         if samples.is_stream and len(records) > 1:  # as of a stream that shuffles
             return False, None
-        other = find_other(stored, records, samples.first, samples.codec, bool(verdict.asks))
+        other = find_other(stored, records, samples.first, samples.codec, is_asked)
         if other is None:
             break
     return True, other

@@ -19,9 +19,9 @@ from typing import Any, Final
 from torch.utils.data import get_worker_info
 
 from edcache import base, identity
-from edcache.base import OptionError, ReadOptions, SourceError
+from edcache.base import OptionError, ReadOptions, SourceError, StaleCacheError
 from edcache.format import Head
-from edcache.identity import FirstSample, Other, Recomputable, Recomputed, Record
+from edcache.identity import FirstSample, Keyed, Other, Recomputable, Recomputed, Record
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
 from edcache.writer.appender import Appender, other_order
@@ -130,23 +130,25 @@ def compared(source: Any, session: Session, most: int) -> dict[int, Other]:
     """Compute samples of an archive again; return the ones that differ from their records, each with a field.
 
     Of a stream it is the first one.
-    Raises: OptionError, its samples do not repeat, or it is an iterator; StaleCacheError, it has another length; as
-        the source.
+    Raises: OptionError, its samples do not repeat, or it is an iterator; StaleCacheError, it has another length, or
+        other keys; as the source.
     """
     if not is_stream(source):
         check_length(session.path, session.length, length_of(source, session.path))
     if isinstance(source, Iterator):
         text = f"{session.path}: the source is an iterator, which gives each sample once"
         raise OptionError(f"{text}; give the dataset that makes it")
+    keyed = None if is_stream(source) else Keyed.of(source)
+    if keyed is not None and keyed.digest != session.origin.keys_digest:
+        text = f"{session.path}: made of samples of other keys than the source has now"
+        raise StaleCacheError(f"{text}; fill it again before", path=session.path, option="keep_existing")
     samples = StoredSamples(Job(source, session.path, session.head, LabelSpec({})), session, adds=False)
     if not samples.is_repeated:
         text = f"{session.path}: its samples are other ones each time that they are computed"
         raise OptionError(f"{text}, so that none can be compared")
     found = dict[int, Other]()
     for position, number in sorted(samples.drawn(most)):
-        stored = samples.stored(number)
-        records = compute_again(samples.job, Again(position, 1, stored)).records
-        other = identity.find_other(stored, records, samples.first, samples.codec, True)
+        _, other = identity.recheck(samples, position, number, True)
         if other is not None:
             found[number] = other
     return found
@@ -203,13 +205,14 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
 
 
 def settled(job: Job, origin: Head) -> Job:
-    """Return the job with attributes as state that computing a sample changes, if source and archive differ in no more.
+    """Mark attributes as state that computing a sample changes, if source and archive differ in attributes alone.
 
     State is not compared: the archive may be of a source that was read before it was cached.
     origin: head of the last source of the archive.
     """
     recipe = job.recipe
-    if recipe is None or not recipe.count or recipe.is_made or job.options.spot_check is False:
+    is_here = get_worker_info() is None and job.options.spot_check is not False
+    if recipe is None or not recipe.count or recipe.is_made or not is_here:
         return job
     refused = identity.compare(origin.fingerprint, recipe).refused
     if not refused or not all(line.startswith("attribute ") for line in refused):

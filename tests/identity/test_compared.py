@@ -19,11 +19,11 @@ from edcache.identity import (
     FEW_DRAWS,
     FirstSample,
     Other,
-    find_other,
     held_generators,
     learned,
     recompute,
 )
+from edcache.identity.samples import find_other
 
 F64, BF16 = torch.float64, torch.bfloat16
 

@@ -14,7 +14,7 @@ def test_the_rules_are_printed_as_the_code_runs_them() -> None:
     page = (ROOT / "docs/howto/stale.md").read_text()
     head = (
         "| a part that differs | then | where no sample can be computed | "
-        "where samples are other ones each time, or by `spot_check=False` |\n|---|---|---|---|\n"
+        "where samples are random, or by `spot_check=False` |\n|---|---|---|---|\n"
     )
     rows = (
         [rule.part, *(SAID[one] for one in (rule.differs, rule.unknown, rule.unrepeated))]
