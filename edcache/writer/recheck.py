@@ -176,7 +176,8 @@ def with_first_sample(job: Job, index: int = 0, beside: int = _BESIDE) -> Job:
     first, index, other = identity.learned(again, job.head.codec)
     if other is not None:
         base.warn(f"{job.path}: {identity.random_text(index, other, again.state)}")
-    if again.records[0] == identity.record_of(None, job.head.codec):
+    none = identity.record_of(None, job.head.codec)
+    if all(one.records[0] == none for one in (again, *again.more)):
         raiser = getattr(job.source, "__edcache_raiser__", "the source")
         base.warn(
             f"{job.path}: {raiser} returned None for sample {again.position}; let it end with `return sample`"

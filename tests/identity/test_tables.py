@@ -118,7 +118,7 @@ def test_the_fingerprint_of_a_dataset_of_hugging_face_asks_and_refuses_nothing(t
         return rows.map(lambda row: {"x": row["x"] + add}, new_fingerprint=fingerprint)
 
     def asked(source):
-        return identity.compare(found, identity.recipe_of(source)).asks
+        return [*identity.compare(found, identity.recipe_of(source)).asks]
 
     path = tmp_path / "a.zip"
     CachedDataset(mapped(0, "script"), path, progress=False)
@@ -375,7 +375,6 @@ ALIKE = {
     "names of polars": (polars.DataFrame(COLUMNS), polars.DataFrame(SWAPPED)),
     "names of arrow": (pa.table(COLUMNS), pa.table(SWAPPED)),
     "an index of pandas": (pandas.Series([1] * 40), pandas.Series([1] * 40, index=range(1, 41))),
-    "an array's dtype": (np.arange(40), np.arange(40, dtype="i4")),
     "a column's dtype": (pandas.Series(range(40)), pandas.Series(range(40), dtype="i4")),
     "a type of polars": (polars.Series(range(40)), polars.Series(range(40), dtype=polars.Int32)),
 }
