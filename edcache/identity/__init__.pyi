@@ -20,7 +20,6 @@ from .samples import held_generators as held_generators
 from .samples import learned as learned
 from .samples import random_text as random_text
 from .samples import recompute as recompute
-from .samples import record_of as record_of
 from .settings import Settings as Settings
 from .settings import digest_of as digest_of
 from .settings import qualified_name as qualified_name

@@ -159,7 +159,7 @@ def with_first_sample(job: Job, index: int = 0, beside: int = _BESIDE) -> Job:
 
     index: the first one to try. A sample that fails is passed over, unless on_error="raise". beside: how many others
         are computed twice, if that is cheap.
-    Warns if two results differ, or are None: a function that forgets its `return` would fill an archive.
+    Warns if two results of a sample differ.
     """
     again = None
     if job.head.fingerprint is None:
@@ -176,12 +176,6 @@ def with_first_sample(job: Job, index: int = 0, beside: int = _BESIDE) -> Job:
     first, index, other = identity.learned(again, job.head.codec)
     if other is not None:
         base.warn(f"{job.path}: {identity.random_text(index, other, again.state)}")
-    none = identity.record_of(None, job.head.codec)
-    if all(one.records[0] == none for one in (again, *again.more)):
-        raiser = getattr(job.source, "__edcache_raiser__", "the source")
-        base.warn(
-            f"{job.path}: {raiser} returned None for sample {again.position}; let it end with `return sample`"
-        )
     job = with_state(job, again.state)
     first = replace(first, call_seconds=0.0 if job.recipe is None else job.recipe.seconds)
     fingerprint = {**(job.head.fingerprint or {}), identity.ENTRY: first.to_json()}

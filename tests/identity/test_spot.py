@@ -823,28 +823,3 @@ def test_a_source_that_changes_what_it_keeps_is_told_which_attribute(tmp_path):
     text = r"is computed\. Computing it changes attribute data: if samples are made of that, change a copy\. Random"
     with pytest.warns(RuntimeWarning, match=text):
         CachedDataset(Doubling(), tmp_path / "a.zip", progress=False)
-
-
-class Forgetful:
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        {"x": index}  # noqa: B018 - it forgets to return it
-
-
-@pytest.mark.parametrize("codec", ["native", "pickle"])
-@pytest.mark.parametrize("options", [{}, {"lazy": True}, {"num_workers": 1}], ids=str)
-def test_a_source_that_forgets_its_return_is_told(tmp_path, codec, options):
-    with pytest.warns(RuntimeWarning, match="the source returned None for sample 0; let it end with `return"):
-        list(CachedDataset(Forgetful(), tmp_path / "a.zip", progress=False, codec=codec, **options))
-
-
-def test_a_function_of_map_that_forgets_its_return_is_told(tmp_path):
-    with pytest.warns(RuntimeWarning, match="the function of map, or its source, returned None for sample 0"):
-        edcache.map(lambda sample: None, [1, 2, 3], tmp_path / "a.zip", progress=False)
-
-
-def test_samples_that_are_none_among_others_are_not_told(tmp_path):
-    assert CachedDataset([1, None, {}, None], tmp_path / "a.zip", progress=False)[1] is None
-    assert CachedDataset([{"x": None}] * 3, tmp_path / "b.zip", progress=False)[1] == {"x": None}

@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from edcache.errors import StaleCacheError
-from edcache.identity import FirstSample, Recipe, Recomputable, Recomputed, compare, record_of
+from edcache.identity import FirstSample, Recipe, Recomputable, Recomputed, compare
 from edcache.identity.forms import form_of
+from edcache.identity.samples import record_of
 
 OLD = Recipe(
     {"type": "S", "attribute a": 1, "attribute b": ["[1, 2]", form_of([1, 2])], "attribute n": 10},
