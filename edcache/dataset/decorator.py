@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+# Longest time of a call and a sample that are computed again unasked, where opening would call nothing.
+_CALL_SECONDS: Final = 0.5
+
 _Reaction = Literal["same", "ignore", "fill", "rebuild"]
 """Reaction to a verdict by `on_stale`: two open the archive, two fill it, from its samples on or anew."""
 
@@ -56,8 +59,8 @@ class _SamplesOfCall(writer.StoredSamples):
             None, session.path, session.head, LabelSpec({}), options=FillOptions.part_of(options)
         )
         super().__init__(job, session, adds=False)
-        self._make, self._failure, self.limit = make, failure, identity.CALL_SECONDS
-        self.seconds = None if self.first is None else self.first.call_seconds + self.first.seconds
+        self._make, self._failure, first = make, failure, self.first
+        self.is_cheap = first is not None and first.call_seconds + first.seconds <= _CALL_SECONDS
 
     def drawn(self, most: int) -> list[tuple[int, int]]:
         """Make the source, and draw samples. Raises: StaleCacheError, it has another length."""

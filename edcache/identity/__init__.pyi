@@ -23,7 +23,6 @@ from .samples import recompute as recompute
 from .settings import Settings as Settings
 from .settings import digest_of as digest_of
 from .settings import qualified_name as qualified_name
-from .verdict import CALL_SECONDS as CALL_SECONDS
 from .verdict import Recomputable as Recomputable
 from .verdict import are_alike as are_alike
 from .verdict import compare as compare

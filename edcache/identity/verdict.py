@@ -82,9 +82,6 @@ RULES: Final[Mapping[PartKind, Rule]] = {
 }
 """Kinds of parts, by the word that `_differences` gives them."""
 
-CALL_SECONDS: Final = 0.5
-"""Longest time of a call and a sample that are computed again unasked, where opening would call nothing."""
-
 _MOST_ASKED: Final = 8
 _MOST_FAILING: Final = 8
 _COLUMN: Final = re.compile(r"[\[({]|range\(|ndarray\(|Tensor\(").match
@@ -196,17 +193,12 @@ class Verdict:
         )
 
 
-_SAME: Final = Verdict()
-
-
 class Recomputable(ABC):
     """Samples of an archive that a source can compute again; each door says how (`writer/recheck.py`).
 
     Attributes:
         path: of the archive. codec: of its samples. first: as its head knows the first sample.
-        asked: `spot_check=` of the user. limit, seconds: longest time of one that nothing asks for, and the time that
-            it takes; None if the archive tells none.
-        adds: True if others are to be added; then one is compared also if the archive tells no time.
+        asked: `spot_check=` of the user. is_cheap: True if one is compared though nothing asks.
         is_here: False if another process compares, or the archive has no sample.
         is_repeated: False if samples are other ones each time, or can be asked for once.
         is_stream: True if it gives its samples from the first one on. passes_over: True if some may fail.
@@ -216,9 +208,7 @@ class Recomputable(ABC):
     codec: str
     first: FirstSample | None
     asked: bool | int | None
-    limit: float
-    seconds: float | None
-    adds: bool
+    is_cheap: bool
     is_here: bool
     is_repeated: bool
     is_stream: bool
@@ -246,10 +236,10 @@ def compare(
         found: fingerprint of the archive. now: None compares no recipes.
         samples: to compute again, if no part refuses; without them what asks stays unknown.
     """
-    verdict = _SAME if now is None else _compared_parts(found, now)
-    if samples is None or verdict.refused:
+    verdict = Verdict() if now is None else _compared_parts(found, now)
+    if samples is None or verdict.refused or (now is None and samples.asked is None):
         return verdict
-    return _asked(verdict, samples, is_known=now is not None)
+    return _asked(verdict, samples)
 
 
 # --- parts ---
@@ -441,14 +431,14 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
 # --- samples ---
 
 
-def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdict:
+def _asked(verdict: Verdict, samples: Recomputable) -> Verdict:
     """Compare samples until `_count` are equal, or one is another one."""
     if not samples.is_here:
         return verdict
     if samples.asked is not None and not samples.asked:
         reason = "spot_check=False computes none" if verdict.must_be_answered else ""
         return replace(verdict, is_repeated=False, reason=reason)
-    most = _count(verdict, samples, is_known=is_known)
+    most = _count(verdict, samples)
     reason, right = "no sample was computed again to compare it" if verdict.asks else "", 0
     try:
         # Some may fail, as the user expects.
@@ -479,18 +469,14 @@ def _asked(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> Verdic
     return replace(verdict, is_answered=right > 0, reason="" if right else reason)
 
 
-def _count(verdict: Verdict, samples: Recomputable, *, is_known: bool) -> int:
-    """Count the samples to compare: several if a part asks, since a change may show in few.
-
-    is_known: False if no recipes are compared; then the user alone asks.
-    """
+def _count(verdict: Verdict, samples: Recomputable) -> int:
+    """Count the samples to compare: several if a part asks, since a change may show in few."""
     if not samples.is_repeated:
         return 0
     if samples.asked is not None:
         return int(samples.asked)
     if not verdict.asks:
-        is_cheap = samples.adds if samples.seconds is None else samples.seconds <= samples.limit
-        return int(is_known and is_cheap)
+        return int(samples.is_cheap)
     if samples.first is None:
         return 1
     return max(1, min(_MOST_ASKED, int(SECONDS / max(samples.first.seconds, 1e-9))))

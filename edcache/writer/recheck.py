@@ -50,9 +50,9 @@ class StoredSamples(Recomputable):
         self.job, self.session, self.adds = job if adds else replace(job, options=here), session, adds
         self._known, self.passes_over = known, job.options.on_error != "raise"
         self.path, self.codec = session.path, session.head.codec
-        self.asked, self.limit = job.options.spot_check, identity.SECONDS
-        self.first = FirstSample.of(session.origin.fingerprint)
-        self.seconds = None if self.first is None else self.first.seconds
+        self.asked, self.first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
+        # The archive of a stream, or of reads that fill it, may tell no time.
+        self.is_cheap = adds if self.first is None else self.first.seconds <= identity.SECONDS
         # Of a complete archive one rank compares; one that goes on with a fill compares before it adds.
         is_here = get_worker_info() is None and (base.is_rank_0() or not session.complete)
         self.is_here = is_here and bool(session.index.present)
