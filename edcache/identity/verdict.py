@@ -268,6 +268,8 @@ def _differences(found: Mapping[str, Any], now: Recipe) -> Iterator[tuple[PartKi
         yield from _other_insides(found, now, state)
     elif not is_made:
         yield "value", "type", f"made from an object of type {old.get('type')}"
+    elif "type" not in now.settings:  # it is what a user says as fingerprint=, and a call has none
+        yield "value", "factory", f"made by a call of {old.get('factory')}, without fingerprint="
     yield from _other_columns(found, now, state)
     known = named(found, "code")
     yield from (

@@ -540,6 +540,12 @@ def test_an_archive_without_a_recipe_is_a_difference() -> None:
     assert (found.kind, found.is_told) == ("same", False)
 
 
+def test_what_a_user_says_of_a_source_is_not_what_a_call_has_made() -> None:
+    found = compare(of(a=1).to_json(), Recipe({"fingerprint v": 2}))
+    assert found.refused == ("made by a call of f, without fingerprint=",)
+    assert compare(of(a=1).to_json(), Recipe({"type": "S"})).kind == "same"  # its columns are compared
+
+
 def test_a_source_is_its_class_and_its_attributes() -> None:
     assert recipe_of(Size(1)).settings == {"type": "Size", "attribute width": 1, "attribute unit": "cm"}
 
