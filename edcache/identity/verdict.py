@@ -39,7 +39,7 @@ from edcache.identity.samples import (
 )
 from edcache.identity.settings import LONG, shortened
 
-PartKind: TypeAlias = Literal["value", "form", "name", "place", "inside", "code"]
+PartKind: TypeAlias = Literal["value", "form", "place", "inside", "code"]
 
 
 class Rule(NamedTuple):
@@ -60,13 +60,8 @@ RULES: Final[Mapping[PartKind, Rule]] = {
         "a value: of an argument, an attribute, a column, weights, `version=`", "refuse", "refuse", "refuse"
     ),
     "form": Rule(
-        "the same items in another order, or of another kind: a tuple for a list, `np.int64(4)` for `4`",
-        "ask",
-        "refuse",
-        "refuse",
-    ),
-    "name": Rule(
-        "the name of a class or a factory; an argument or an attribute that one side lacks",
+        "the same items in another order, or of another kind: a tuple for a list, `np.int64(4)` for `4`; the name of a "
+        "class or a factory; an argument or an attribute that one side lacks",
         "ask",
         "refuse",
         "refuse",
@@ -289,7 +284,8 @@ def _other_settings(
         if _ABSENT in (before, after) and now.is_made and name.startswith("attribute "):
             continue  # a call alone knows none
         kind = _kind_of(name, before, after, counts)
-        if kind == "name" and KEYS_DIGEST in found and any(map(_is_of_column, (before, after))):
+        pair = (before, after)
+        if kind == "form" and KEYS_DIGEST in found and _ABSENT in pair and any(map(_is_of_column, pair)):
             kind = "place"  # with an item a sample it is no setting, and samples come and go
         if kind is None or (name in _CUT and is_refused):
             continue
@@ -308,13 +304,9 @@ def _kind_of(name: str, before: Any, after: Any, counts: tuple[Any, Any]) -> Par
 
 
 def _kind_of_values(name: str, before: Any, after: Any) -> PartKind:
-    if name in _CUT:
-        return "value"
-    if name in _OF_NAMES or (_ABSENT in (before, after) and name.startswith(_MAY_LACK)):
-        return "name"
-    if name.startswith(_MAY_LACK) and form_of_stored(before) == form_of_stored(after) != "":
-        return "form"
-    return "value"
+    is_form = name in _OF_NAMES or _ABSENT in (before, after)
+    is_form = is_form or form_of_stored(before) == form_of_stored(after) != ""
+    return "form" if is_form and name.startswith(_MAY_LACK) and name not in _CUT else "value"
 
 
 def _other_insides(
