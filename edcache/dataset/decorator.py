@@ -185,7 +185,7 @@ class CachedFactory(Generic[P, T_co]):
         found, path = session.origin.fingerprint, session.path
         verdict, is_ignored = identity.compare(found, recipe), self._on_stale == "ignore"
         changed = label_differences(session.origin, self.options.in_memory_keys, session.complete)
-        # What a source says may be let pass; another call of the function never.
+        # Differences of a source may be let pass; another call of the function never.
         is_other_call = any(line.startswith(_OF_CALL) for line in verdict.refused)
         try:
             if verdict.refused or changed:

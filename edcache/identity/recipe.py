@@ -133,7 +133,7 @@ class Recipe:
         described = dict[str, Any]()
         for name, values in self.columns.items():
             is_dict = isinstance(values, dict)
-            # Of pandas by place, not by its index.
+            # Pandas slices by place, not by its index.
             rows = (
                 dict(itertools.islice(values.items(), count))
                 if is_dict

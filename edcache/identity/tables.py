@@ -68,7 +68,7 @@ def _described(column: Any) -> list[Any]:
         made = column.to_arrow() if hasattr(type(column), "to_arrow") else pa.array(column, from_pandas=False)
     except Exception:  # noqa: BLE001 - of objects of several types, or of any
         return [kind, [*column]]
-    # Of its objects polars gives the addresses.
+    # Polars gives the addresses of its objects.
     return [kind, [*column]] if kind == "Object" else [kind, *_values(made)]
 
 

@@ -411,7 +411,7 @@ def _ways_out(lines: Sequence[str]) -> Iterator[str]:
         ("argument", "@cachable(ignore=[{}])"),
         ("attribute", "__edcache_ignore__ = [{}] in the class of the source"),
     ):
-        # What a function of `map` holds is in no class of the user; and weights always make samples.
+        # A function of `map` has no class for it, and weights always make samples.
         own = [
             dotted(name)
             for kind, _, name in names

@@ -53,7 +53,7 @@ class StoredSamples(Recomputable):
         self.asked, self.first = job.options.spot_check, FirstSample.of(session.origin.fingerprint)
         # The archive of a stream, or of reads that fill it, may tell no time.
         self.is_cheap = adds if self.first is None else self.first.seconds <= identity.SECONDS
-        # Of a complete archive one rank compares; one that goes on with a fill compares before it adds.
+        # One rank compares a complete archive; each rank that goes on with a fill compares before it adds.
         is_here = get_worker_info() is None and (base.is_rank_0() or not session.complete)
         self.is_here = is_here and bool(session.index.present)
         self.use(job.source)
