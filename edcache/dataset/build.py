@@ -165,8 +165,10 @@ class Building:
         """
         path, session, job = archive.path, archive.session, self.job
         head, origin = session.head, session.origin
-        job = self.job = writer.settled(job, origin)
-        verdict = identity.compare(origin.fingerprint, job.recipe).check(path)
+        verdict = identity.compare(origin.fingerprint, job.recipe)
+        if verdict.refused:
+            job = self.job = writer.settled(job, verdict.refused)
+            verdict = identity.compare(origin.fingerprint, job.recipe).check(path)
         length = job.head.length or 0
         is_compared = not self._is_stream and self._keyed is None
         if is_compared and not (job.options.grow and session.length < length):

@@ -47,6 +47,8 @@ _INNER: Final = {
     functools.partial: ("func", "args", "keywords"),
     types.MethodType: ("__func__", "__self__"),
 }
+OTHERS: Final = "others"
+"""Name of the digest of what has no name of its own in a head, which is one page."""
 _MOST_THINGS: Final = 1_000
 _MOST_ITEMS: Final = 256
 # Methods that change a container. What code names where it calls one, or assigns to an item, is no constant.
@@ -98,7 +100,7 @@ def code_of(reached: Iterable[Any], nbytes: int, describe: Callable[[Any], Any])
         if nbytes < 0:
             return {
                 **kept,
-                "others": _digest(*(one for name, one in sorted(digests.items()) if name not in kept)),
+                OTHERS: _digest(*(one for name, one in sorted(digests.items()) if name not in kept)),
             }
         kept[name] = digest
     return kept

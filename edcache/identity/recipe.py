@@ -23,7 +23,7 @@ import json
 import os
 import re
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from edcache.base import OptionError, once
-from edcache.identity.code import code_of, reached_from
+from edcache.identity.code import OTHERS, code_of, reached_from
 from edcache.identity.forms import OF_CLASS, form_of
 from edcache.identity.settings import (
     DEFAULTS,
@@ -53,9 +53,8 @@ _SETTINGS_NBYTES: Final = 2_000
 _ASKS_NBYTES: Final = 500
 _CODE_NBYTES: Final = 900
 _COLUMNS_NBYTES: Final = 900
-OTHERS: Final = "others"
 OTHER_ATTRIBUTES: Final = "attribute (others)"
-"""Names of the digests of what has no name of its own in a head, which is one page."""
+"""Name of the digest of attributes without a name of their own in a head; `OTHERS` is the one of all else."""
 PARTS: Final = frozenset({"settings", "asks", "code", "columns", "count", "state"})
 """Entries of a fingerprint that a recipe makes."""
 _ITEM: Final = re.compile(r"\['?([^\]']*)'?\]")
@@ -457,10 +456,10 @@ def _kept(texts: Mapping[str, Any], left: set[str], nbytes: int) -> dict[str, An
     """Return texts by name without the ones that are left out; the last ones as digests, if all have more bytes."""
     own = {shortened(name): text for name, text in texts.items() if name not in left}
     sizes = itertools.accumulate(len(json.dumps({name: text})) for name, text in own.items())
-    return kept_as(texts, left, [name for name, size in zip(own, sizes, strict=True) if size <= nbytes])
+    return kept_as(texts, left, {name for name, size in zip(own, sizes, strict=True) if size <= nbytes})
 
 
-def kept_as(texts: Mapping[str, Any], left: set[str], named: Collection[str]) -> dict[str, Any]:
+def kept_as(texts: Mapping[str, Any], left: set[str], named: set[str]) -> dict[str, Any]:
     """Return texts by name without the ones that are left out; the ones that are not `named` as digests.
 
     Attributes have a digest of their own: a call that is described alone has none.

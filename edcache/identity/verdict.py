@@ -25,8 +25,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from edcache import base
 from edcache.base import SourceError, StaleCacheError, named
 from edcache.format import KEYS_DIGEST
+from edcache.identity.code import OTHERS
 from edcache.identity.forms import form_of_stored
-from edcache.identity.recipe import OTHER_ATTRIBUTES, OTHERS, PARTS, Recipe, dotted, kept_as
+from edcache.identity.recipe import OTHER_ATTRIBUTES, PARTS, Recipe, dotted, kept_as
 from edcache.identity.samples import (
     FEW_DRAWS,
     SECONDS,
@@ -356,7 +357,7 @@ def are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def _cut(texts: Mapping[str, Any], known: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
     """Return texts as an archive has them that names these: a longer one beside them changes no name."""
     is_cut = not known.keys().isdisjoint(_CUT)
-    return kept_as(texts, state, [*known] if is_cut else [*map(shortened, texts)])
+    return kept_as(texts, state, {*known} if is_cut else {*map(shortened, texts)})
 
 
 def _without(named_values: Mapping[str, Any], state: set[str]) -> dict[str, Any]:
@@ -467,10 +468,10 @@ def _count(verdict: Verdict, samples: Recomputable) -> int:
     """Count the samples to compare: several if a part asks, since a change may show in few."""
     if not samples.is_repeated:
         return 0
-    if samples.asked is not None:
-        return int(samples.asked)
+    if samples.asked is not None and samples.asked is not True:
+        return samples.asked
     if not verdict.asks:
-        return int(samples.is_cheap)
+        return int(samples.asked or samples.is_cheap)
     if samples.first is None:
         return 1
     return max(1, min(_MOST_ASKED, int(SECONDS / max(samples.first.seconds, 1e-9))))

@@ -20,7 +20,6 @@ from torch.utils.data import get_worker_info
 
 from edcache import base, identity
 from edcache.base import OptionError, ReadOptions, SourceError, StaleCacheError
-from edcache.format import Head
 from edcache.identity import FirstSample, Keyed, Other, Recomputable, Recomputed, Record
 from edcache.labels import LabelSpec
 from edcache.reader import Reader, Session
@@ -199,18 +198,17 @@ def with_state(job: Job, state: Sequence[str] = ()) -> Job:
     return replace(job, head=replace(job.head, fingerprint=fingerprint))
 
 
-def settled(job: Job, origin: Head) -> Job:
+def settled(job: Job, refused: Sequence[str]) -> Job:
     """Mark attributes as state that computing a sample changes, if source and archive differ in attributes alone.
 
     State is not compared: the archive may be of a source that was read before it was cached.
-    origin: head of the last source of the archive.
+    refused: lines about what differs, see `Verdict`.
     """
     recipe = job.recipe
     is_here = get_worker_info() is None and job.options.spot_check is not False
     if recipe is None or not recipe.count or recipe.is_made or not is_here:
         return job
-    refused = identity.compare(origin.fingerprint, recipe).refused
-    if not refused or not all(line.startswith("attribute ") for line in refused):
+    if not all(line.startswith("attribute ") for line in refused):
         return job
     with suppress(Exception):  # the fill raises it again
         return replace(job, recipe=replace(recipe, state=frozenset(compute_again(job, Again(0, 1)).state)))

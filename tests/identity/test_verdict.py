@@ -114,3 +114,16 @@ def test_a_process_that_does_not_compare_says_nothing():
     now = replace(OLD, **NEW["inside"])
     compare(OLD.to_json(), now, samples).settle("a.zip")
     assert samples.drawn_of == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "unasked", "of_code"),
+    [(None, 1, 8), (True, 1, 8), (1, 1, 1), (3, 3, 3), (False, 0, 0), (0, 0, 0)],
+)
+@pytest.mark.parametrize("is_cheap", [True, False])
+def test_a_user_says_how_many_samples_are_compared(asked, unasked, of_code, is_cheap):
+    for kind, count in (("nothing", unasked if is_cheap or asked is not None else 0), ("code", of_code)):
+        samples = Given("equal")
+        samples.asked, samples.is_cheap = asked, is_cheap
+        compare(OLD.to_json(), replace(OLD, **NEW[kind]), samples)
+        assert len(samples.drawn_of) == count
