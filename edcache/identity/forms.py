@@ -23,7 +23,7 @@ from edcache.identity.settings import Settings, digest_of
 from edcache.identity.tables import content_of, is_table
 
 OF_CLASS: Final = "class"
-"""Form of the name of a class, whose attributes are described by themselves: a class that is renamed asks."""
+"""Form of the name of a class or a function, where no more is described by it: one that is renamed asks."""
 
 _MOST: Final = 4_096  # items
 _WORDS: Final = re.compile(r"([\w.+-]+)").split

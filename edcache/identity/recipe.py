@@ -249,7 +249,9 @@ def _described(
         told = Described([leaf.word]) if leaf.word else walk.describe(value)
         exact = _note(asks, f"{kind} {name}", told, leaf.is_exact)
         if exact is not _ABSENT:
-            settings[f"{kind} {name}"] = [*exact, OF_CLASS] if leaf.word else _with_form(exact, value)
+            thing = value if isinstance(value, type | types.FunctionType) else type(value)
+            is_name = bool(leaf.word) or exact == [name_of(thing)]
+            settings[f"{kind} {name}"] = [*exact, OF_CLASS] if is_name else _with_form(exact, value)
     return settings, asks
 
 

@@ -546,6 +546,26 @@ def test_what_a_user_says_of_a_source_is_not_what_a_call_has_made() -> None:
     assert compare(of(a=1).to_json(), Recipe({"type": "S"})).kind == "same"  # its columns are compared
 
 
+def test_a_class_or_a_function_that_is_renamed_asks() -> None:
+    class Empty:
+        pass
+
+    class Void:
+        pass
+
+    def work() -> None: ...
+    def play() -> None: ...
+
+    def call(thing: Any) -> Recipe:
+        return recipe_of_call(len, {"thing": thing})
+
+    for one, other in ((Empty, Void), (Empty(), Void()), (work, play)):
+        found = compare(call(one).to_json(), call(other))
+        assert found.refused == ()
+        assert found.asks["argument thing"].kind == "form"
+    assert compare(call(Empty).to_json(), call("Empty")).refused
+
+
 def test_a_source_is_its_class_and_its_attributes() -> None:
     assert recipe_of(Size(1)).settings == {"type": "Size", "attribute width": 1, "attribute unit": "cm"}
 
